@@ -1,0 +1,138 @@
+# reshard. `make help` lists the targets. Every folder of daemon/ becomes one archive; what a folder may
+# use stands in FLOORS below, which scripts/check-floors reads too.
+
+BUILD ?= build
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CUDA_HOME ?= /usr/local/cuda
+CUDA ?= $(shell test -x $(CUDA_HOME)/bin/nvcc && test -e $(CUDA_HOME)/lib64/libcudart.so && echo 1 || echo 0)
+SANITIZE ?=
+
+# folder: floor, folders it may include (besides base). Lower floors only.
+# floor-begin
+FLOOR_base      := 0
+FLOOR_kernels   := 0
+FLOOR_layout    := 1
+FLOOR_topology  := 1
+FLOOR_ledger    := 1
+FLOOR_device    := 1
+FLOOR_rpc       := 1
+FLOOR_plan      := 2
+FLOOR_memory    := 2
+FLOOR_transport := 2
+FLOOR_refit     := 3
+FLOOR_exec      := 4
+FLOOR_peer      := 5
+FLOOR_service   := 6
+USES_base       :=
+USES_kernels    :=
+USES_layout     :=
+USES_topology   := layout
+USES_ledger     :=
+USES_device     := kernels
+USES_rpc        :=
+USES_plan       := layout topology
+USES_memory     := device kernels layout
+USES_transport  := device kernels
+USES_refit      := layout
+USES_exec       := plan memory transport device kernels layout topology
+USES_peer       := exec refit plan layout topology ledger rpc
+USES_service    := peer exec refit plan layout topology ledger rpc memory
+# floor-end
+
+FOLDERS := kernels layout topology ledger device rpc plan memory transport refit exec peer service
+LIBS_base      := -lpthread
+LIBS_layout    := -ljansson -lxxhash
+LIBS_topology  := -ljansson
+LIBS_ledger    := -lsqlite3
+LIBS_rpc       := -lgrpc -lgpr -luv -lprotobuf-c
+LIBS_plan      := -ljansson -lxxhash
+LIBS_service   := -luv -lprotobuf-c -linih
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Werror -Wno-format-truncation
+OPT      ?= -O2 -g
+CFLAGS_ALL = -std=c17 -D_GNU_SOURCE $(OPT) $(WARNINGS) -fvisibility=hidden -fPIC -pthread -MMD -MP \
+             -Idaemon -I. -I$(BUILD)/gen $(SANITIZE) $(CFLAGS)
+LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
+
+.DEFAULT_GOAL := all
+.PHONY: all check check-unit check-sim check-integration check-asan check-tsan check-floors lint format \
+        demo bench fuzz install clean help deps
+.SECONDARY:
+
+src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c))
+obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1)))
+lib_of  = $(if $(call src_of,$(1)),$(BUILD)/lib/lib$(1).a)
+# A folder and all that it may use, transitively.
+closure = $(sort $(1) base $(foreach u,$(USES_$(1)),$(call closure,$(u))))
+libs    = $(foreach f,$(call closure,$(1)),$(call lib_of,$(f)))
+ldlibs  = $(foreach f,$(call closure,$(1)),$(LIBS_$(f)))
+
+# --- generated code -------------------------------------------------------------------------------
+PROTOS  := $(wildcard proto/*.proto)
+GEN     := $(patsubst proto/%.proto,$(BUILD)/gen/%.pb-c.c,$(PROTOS))
+GEN_OBJ := $(patsubst $(BUILD)/gen/%.pb-c.c,$(BUILD)/obj/gen/%.pb-c.o,$(GEN))
+
+$(BUILD)/gen/%.pb-c.c: proto/%.proto
+	@mkdir -p $(@D)
+	protoc-c --c_out=$(BUILD)/gen --proto_path=proto $<
+	@test -s $@ && test -s $(@:.c=.h)
+$(BUILD)/gen/%.pb-c.h: $(BUILD)/gen/%.pb-c.c ;
+$(BUILD)/gen/reshard.fds: $(PROTOS)
+	@mkdir -p $(@D)
+	protoc --include_imports --descriptor_set_out=$@ --proto_path=proto $(PROTOS)
+$(BUILD)/obj/gen/%.pb-c.o: $(BUILD)/gen/%.pb-c.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+$(BUILD)/lib/libproto.a: $(GEN_OBJ)
+	@mkdir -p $(@D)
+	@rm -f $@
+	ar rcs $@ $^
+PB_HEADERS := $(GEN:.c=.h)
+
+# --- objects and archives -------------------------------------------------------------------------
+$(BUILD)/obj/%.o: %.c | $(PB_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+
+define folder_rule
+$$(BUILD)/lib/lib$(1).a: $(call obj_of,$(1))
+	@mkdir -p $$(@D)
+	@rm -f $$@
+	ar rcs $$@ $$^
+endef
+$(foreach f,base $(FOLDERS),$(if $(call src_of,$(f)),$(eval $(call folder_rule,$(f)))))
+
+# --- programs -------------------------------------------------------------------------------------
+-include Makefile.programs
+
+# --- unit tests: test/unit/test_FOLDER[_SUBJECT].c links FOLDER and what it may use ----------------
+UNIT := $(patsubst test/unit/%.c,$(BUILD)/test/%,$(wildcard test/unit/test_*.c))
+folder_of = $(firstword $(subst _, ,$(patsubst test_%,%,$(notdir $(1)))))
+
+define unit_rule
+$(1): $(BUILD)/obj/test/unit/$(notdir $(1)).o $(call libs,$(call folder_of,$(1))) $(BUILD)/lib/libproto.a
+	@mkdir -p $$(@D)
+	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call folder_of,$(1))) \
+	    $(BUILD)/lib/libproto.a -Wl,--end-group $(call ldlibs,$(call folder_of,$(1))) \
+	    -lprotobuf-c $$(shell pkg-config --libs check)
+endef
+$(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
+
+check-floors:
+	scripts/check-floors
+
+lint: check-floors
+	clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h')
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h')
+
+deps:
+	scripts/deps
+
+clean:
+	rm -rf $(BUILD)
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,28 @@
+/* main() of a unit test: define TESTS(X) as a list of X(test_name), then include this last.
+ *
+ * Check forks per test: threads, gRPC and CUDA start inside a test, never in main. CK_RUN_CASE and
+ * the other variables of Check work. */
+#include <check.h>
+#include <stdlib.h>
+
+#ifndef TEST_TIMEOUT_S
+#define TEST_TIMEOUT_S 60
+#endif
+
+int main(void)
+{
+    Suite *suite = suite_create(__FILE__);
+    TCase *tcase;
+#define X(name)                                                                                    \
+    tcase = tcase_create(#name);                                                                   \
+    tcase_set_timeout(tcase, TEST_TIMEOUT_S);                                                      \
+    tcase_add_test(tcase, name);                                                                   \
+    suite_add_tcase(suite, tcase);
+    TESTS(X)
+#undef X
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
