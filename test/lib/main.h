@@ -11,7 +11,7 @@
 
 int main(void)
 {
-    Suite *suite = suite_create(__FILE__);
+    Suite *suite = suite_create(__BASE_FILE__);
     TCase *tcase;
 #define X(name)                                                                                    \
     tcase = tcase_create(#name);                                                                   \

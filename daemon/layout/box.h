@@ -1,0 +1,33 @@
+/* An axis-aligned part of a tensor: offset and size per tensor dim, in elements. */
+#ifndef RS_LAYOUT_BOX_H
+#define RS_LAYOUT_BOX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { BOX_MAX_DIMS = 8 };
+
+struct box {
+    uint8_t n_dims;
+    uint64_t offset[BOX_MAX_DIMS];
+    uint64_t size[BOX_MAX_DIMS];
+};
+
+/* The whole of a tensor of that shape. */
+struct box box_whole(uint8_t n_dims, const uint64_t *shape);
+/* Product of the sizes; 1 for 0 dims. Checked layouts cannot overflow it. */
+uint64_t box_elements(const struct box *b);
+bool box_empty(const struct box *b);
+bool box_equal(const struct box *a, const struct box *b);
+/* True where `inner` lies within `outer` (same n_dims). */
+bool box_contains(const struct box *outer, const struct box *inner);
+/* True and the common part where a and b share an element. 0-d boxes always do. */
+bool box_intersect(const struct box *a, const struct box *b, struct box *ret);
+/* The elements [begin, end) of b in row-major order, as boxes (at most 2 * n_dims - 1, at least 1 where
+ * begin < end). Returns how many; `ret` has room for 2 * BOX_MAX_DIMS. The one function by which both
+ * sides of a message cut a piece. */
+unsigned box_range(const struct box *b, uint64_t begin, uint64_t end, struct box *ret);
+/* "[0:4, 2:8]", for people; the part after `capacity` is cut. Returns ret_text. */
+char *box_text(const struct box *b, char *ret_text, unsigned capacity);
+
+#endif

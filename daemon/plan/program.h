@@ -1,0 +1,124 @@
+/* One node's part of a plan, as the data plane runs it: flat, position independent, checked on opening.
+ *
+ * The control process encodes it (plan_program), the data plane maps it from a sealed memfd and opens
+ * it. libc alone. All multi-byte fields are host order: it never leaves the machine.
+ *
+ *   cell     tensor, box, wire dtype, global number
+ *   place    memory of one local worker, (side, layout, rank), or a device's scratch
+ *   item     a cell with the place that it is read from, or the places that it is written to
+ *   stream   the items that one device sends to another at one relay depth, in a fixed order; its bytes
+ *            are the items' elements, each item row-major in wire dtype, one after another, no padding
+ *   message  bytes [begin, end) of a stream, whole elements, in one round
+ *   copy     an item that a device copies from one local place to others: no message
+ *
+ * Order and why it cannot deadlock: each device runs its messages in the order (round, stream.order), in
+ * groups of consecutive messages that need at most ring_slots slots. That order is the same total order
+ * on all devices, and a message comes after all that it depends on; so the least unfinished message
+ * always has both of its ends at the front. A group never spans two rounds. */
+#ifndef RS_PLAN_PROGRAM_H
+#define RS_PLAN_PROGRAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+
+#define PROGRAM_NONE UINT32_MAX
+
+struct program_tensor {
+    uint64_t shape[BOX_MAX_DIMS];
+    uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX: nowhere */
+    uint32_t index;          /* in the source layout */
+    uint8_t n_dims;
+    uint8_t source_dtype; /* enum dtype */
+    uint8_t reserved[2];
+};
+
+struct program_cell {
+    uint64_t id;     /* the plan's cell number */
+    uint32_t tensor; /* index into program.tensors */
+    uint32_t box;    /* index into program.boxes */
+    uint8_t wire;    /* enum dtype */
+    uint8_t reserved[7];
+};
+
+enum program_side { PROGRAM_SOURCE, PROGRAM_DESTINATION, PROGRAM_SCRATCH };
+
+struct program_place {
+    uint32_t device; /* local number on this node */
+    uint32_t layout; /* destination layout's index; 0 for the source and scratch */
+    uint32_t rank;
+    uint8_t side; /* enum program_side */
+    uint8_t reserved[3];
+};
+
+/* `places` is an index into program.lists: a count, then that many place indices. */
+struct program_item {
+    uint32_t cell;
+    uint32_t from;   /* place: sends and copies; PROGRAM_NONE on the receiving end */
+    uint32_t places; /* list: receives and copies; PROGRAM_NONE on the sending end */
+};
+
+struct program_stream {
+    uint64_t bytes;      /* of all its items */
+    uint32_t device;     /* local number: whose program it is in */
+    uint32_t peer;       /* the plan's device index at the other end */
+    uint32_t order;      /* ties within a round; the same number at both ends, unique in the plan */
+    uint32_t first_item; /* into program.items */
+    uint32_t n_items;
+    uint8_t send; /* 1: this device sends, 0: receives */
+    uint8_t tier; /* enum plan_tier: 1 domain, 2 network */
+    uint8_t reserved[2];
+};
+
+struct program_message {
+    uint64_t begin, end; /* bytes of the stream */
+    uint32_t stream;
+    uint32_t round;
+};
+
+/* Per local device: slices of messages (ascending (round, order)) and of copies (items). */
+struct program_device {
+    uint32_t device; /* the plan's device index */
+    uint32_t first_message, n_messages;
+    uint32_t first_copy, n_copies; /* into program.items */
+};
+
+/* For verification: the cells that a place holds (source: all of its replicas) or takes. */
+struct program_hold {
+    uint32_t place;
+    uint32_t cell;
+};
+
+/* Views into the encoded bytes; the bytes must outlive it. */
+struct program {
+    uint8_t digest[16]; /* of the whole plan */
+    uint64_t chunk_bytes;
+    uint64_t scratch_bytes; /* per device; 0 unless gather-broadcast is used */
+    uint32_t ring_slots;
+    uint32_t n_plan_devices;
+    const struct program_tensor *tensors;
+    const struct box *boxes;
+    const struct program_cell *cells;
+    const struct program_place *places;
+    const uint32_t *lists;
+    const struct program_item *items;
+    const struct program_stream *streams;
+    const struct program_message *messages;
+    const struct program_device *devices;
+    const struct program_hold *holds; /* ascending (place, cell) */
+    uint32_t n_tensors, n_boxes, n_cells, n_places, n_lists, n_items, n_streams, n_messages, n_devices,
+        n_holds;
+};
+
+/* Checks every index, range, order and sum, so that running it needs no checks. RS_EPROTO says what. */
+int program_open(const void *data, size_t n_bytes, struct program *ret, struct err *e);
+
+/* Elements and wire bytes of a cell. */
+uint64_t program_cell_elements(const struct program *p, uint32_t cell);
+uint64_t program_cell_bytes(const struct program *p, uint32_t cell);
+
+#endif
