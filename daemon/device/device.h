@@ -1,0 +1,107 @@
+/* A device: memory, streams, events, copies, fingerprints. Asynchronous everywhere.
+ *
+ * Two implementations behind one vtable: device_host.c (shared memory, streams that are threads)
+ * and device_cuda.c. Work is enqueued on a stream and runs in order; different streams run at the
+ * same time unless an event says otherwise. Enqueueing never blocks on the work; it copies what it
+ * is given. Callbacks run on a thread of the device and may only touch what they carry and post to
+ * a mailbox.
+ *
+ * Errors are sticky: after one, device_error gives it, later work is skipped, and completions still
+ * come. */
+#ifndef RS_DEVICE_DEVICE_H
+#define RS_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "kernels/kernels.h"
+
+struct device;
+struct device_stream;
+struct device_event;
+
+/* Host device only. Everything 0 in production. Tests make a missing dependency show: each stream
+ * waits a seeded random while before each item, and staging memory is filled with a poison byte
+ * when allocated and when device_poison is called. */
+struct device_host_options {
+    uint64_t seed; /* 0: no delays, no poison */
+    uint32_t max_delay_us;
+};
+
+int device_host_open(uint32_t local, const struct device_host_options *options, struct device **ret,
+                     struct err *e);
+/* All streams must be freed first. NULL is fine. */
+void device_close(struct device *d);
+const char *device_kind(const struct device *d); /* "host", "cuda" */
+uint32_t device_local(const struct device *d);
+
+/* Memory of the device itself (staging ring, scratch), aligned to 4096. RS_EEXHAUSTED names the
+ * bytes. */
+int device_alloc(struct device *d, size_t bytes, void **ret, struct err *e);
+void device_free(struct device *d, void *p, size_t bytes);
+
+/* Maps a segment of a worker by its descriptor (taken on success: closed on unmap). */
+int device_map(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e);
+void device_unmap(struct device *d, void *p, size_t bytes);
+
+int device_stream_new(struct device *d, const char *name, struct device_stream **ret,
+                      struct err *e);
+/* Waits for what is enqueued (the thread is joined). */
+void device_stream_free(struct device_stream *s);
+struct device *device_stream_device(struct device_stream *s);
+
+/* Enqueue. n copies or fingerprints run as one item. RS_ENOMEM, or the sticky error. */
+int device_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
+int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
+/* Calls fn(arg) on the stream's thread when all before it is done. It may block only for a
+ * transport (transport.h), never for anything the same stream must do. */
+int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg);
+
+/* Events: recorded on one stream, waited for by others or asked from outside. An event that was
+ * never recorded counts as done. Recording again is allowed once the former record is done. */
+int device_event_new(struct device *d, struct device_event **ret);
+void device_event_free(struct device_event *ev);
+int device_event_record(struct device_event *ev, struct device_stream *s);
+int device_event_wait(struct device_stream *s, struct device_event *ev);
+bool device_event_done(const struct device_event *ev);
+
+int device_error(const struct device *d, struct err *e);
+
+/* --- the vtable (for implementations) --------------------------------------------------------- */
+
+struct device_ops {
+    const char *kind;
+    void (*close)(struct device *d);
+    int (*alloc)(struct device *d, size_t bytes, void **ret, struct err *e);
+    void (*free)(struct device *d, void *p, size_t bytes);
+    int (*map)(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e);
+    void (*unmap)(struct device *d, void *p, size_t bytes);
+    int (*stream_new)(struct device *d, const char *name, struct device_stream **ret,
+                      struct err *e);
+    void (*stream_free)(struct device_stream *s);
+    int (*copy)(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
+    int (*fingerprint)(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
+    int (*call)(struct device_stream *s, void (*fn)(void *arg), void *arg);
+    int (*event_new)(struct device *d, struct device_event **ret);
+    void (*event_free)(struct device_event *ev);
+    int (*event_record)(struct device_event *ev, struct device_stream *s);
+    int (*event_wait)(struct device_stream *s, struct device_event *ev);
+    bool (*event_done)(const struct device_event *ev);
+    int (*error)(const struct device *d, struct err *e);
+};
+
+/* First member of every implementation's struct. */
+struct device {
+    const struct device_ops *ops;
+    uint32_t local;
+};
+struct device_stream {
+    struct device *device;
+};
+struct device_event {
+    struct device *device;
+};
+
+#endif

@@ -1,0 +1,91 @@
+/* Workers' memory: segments that are mapped once and counted, and bindings that say where shards
+ * lie.
+ *
+ * segment: one allocation of a client, passed by descriptor over the memory socket
+ * (memory_socket.h). The control process keeps the descriptor and has checked it (segment_check);
+ * each data plane maps it once per device that uses it and counts. binding: a worker's table from
+ * tensor to strided pieces. A piece places a box of the tensor (global coordinates) at a byte
+ * offset of a segment with a byte stride per dim, so that a tensor may live inside a fused one
+ * (qkv, gate_up) or with gaps. Two tables per worker: live, and shadow where it receives staged.
+ *
+ * The encoded table (binding_encode) travels in a sealed memfd; binding_open checks it, since it
+ * comes from a client. libc alone. */
+#ifndef RS_MEMORY_MEMORY_H
+#define RS_MEMORY_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "device/device.h"
+#include "kernels/kernels.h"
+#include "layout/layout.h"
+
+enum {
+    SEGMENT_MAX_PER_WORKER = 1024,
+    SEGMENT_MAX_BINDING_PIECES = 1 << 22 /* per worker */
+};
+
+/* A memfd that can be trusted not to vanish under us: RS_EINVAL (with the remedy) unless it is a
+ * regular shared-memory file, sealed against shrinking (F_SEAL_SHRINK), at least `bytes` long, all
+ * pages allocated (else a later fault could kill us: RS_EEXHAUSTED). */
+int segment_check(int fd, uint64_t bytes, struct err *e);
+
+/* Where one box of one tensor lies. */
+struct binding_piece {
+    uint32_t tensor;  /* index in the worker's layout (canonical order) */
+    uint32_t segment; /* the worker's own number of it, 0 … n-1 */
+    struct box box;   /* global coordinates, within the worker's shard */
+    uint64_t offset;  /* bytes from the start of the segment to the box's first element */
+    int64_t stride_bytes[BOX_MAX_DIMS]; /* >= 0 */
+};
+
+struct binding {
+    struct binding_piece *pieces; /* ascending (tensor, box offset) */
+    uint32_t n_pieces;
+    uint32_t *first; /* [n_tensors + 1]: slice of each tensor */
+    uint32_t n_tensors;
+};
+
+/* Takes the pieces (sorts them). RS_ENOMEM. */
+int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tensors,
+                struct binding **ret);
+void binding_free(struct binding *b);
+/* Proves, for `rank` of `layout`: the pieces of each tensor tile its shards exactly; each stays
+ * within its segment (segment_bytes[i]); no byte belongs to two elements, of the same or of other
+ * tensors, unless `aliases` (source side: tied weights may share memory). RS_EINVAL names tensor,
+ * piece and remedy. */
+int binding_check(const struct binding *b, const struct layout *layout, uint32_t rank,
+                  const uint64_t *segment_bytes, uint32_t n_segments, bool aliases, struct err *e);
+
+int binding_encode(const struct binding *b, struct buf *out);
+int binding_decode(const void *data, size_t n_bytes, struct binding **ret, struct err *e);
+
+/* Parts of `box` of `tensor` as views: fn is called for each piece that `box` touches, with the
+ * common part (global coordinates) and its view; base addresses come from segment_base[piece's
+ * segment]. A non-zero return of fn stops and is returned. RS_ENOTFOUND: some of the box is not
+ * bound. */
+int binding_views(const struct binding *b, uint32_t tensor, const struct box *box,
+                  void *const *segment_base,
+                  int (*fn)(const struct box *part, const struct kernel_view *view, void *arg),
+                  void *arg);
+/* True, and the address, where `box` is one contiguous row-major run in memory. */
+bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct box *box,
+                        uint32_t element_bytes, void *const *segment_base, void **ret_address);
+
+/* Mapped segments of one data plane, by (worker, segment number). */
+struct segment_table;
+struct segment_table *segment_table_new(void);
+void segment_table_free(struct segment_table *t); /* unmaps all */
+/* Takes fd on success. RS_EEXIST: already there. */
+int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker, uint32_t segment,
+                      int fd, uint64_t bytes, bool writable, struct err *e);
+/* Bases of worker's segments 0 … n-1 (NULL holes); valid until one is mapped or unmapped. */
+void *const *segment_table_bases(const struct segment_table *t, uint64_t worker, uint32_t *ret_n);
+/* Unmaps all of a worker's; the caller has made sure that nothing is in flight. Returns how many.
+ */
+uint32_t segment_table_unmap(struct segment_table *t, uint64_t worker);
+
+#endif

@@ -1,0 +1,92 @@
+/* Moves bytes between devices: groups of sends and receives, in the order of the plan.
+ *
+ * A transport belongs to one epoch of one model and spans all of its devices (by the plan's device
+ * index); each local device takes part with one stream. transport_mem.c is the in-memory twin
+ * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c and
+ * transport_nccl.c come with many nodes and GPUs; all pass one contract test.
+ *
+ * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes,
+ * else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
+ * all its messages progress together, and the stream goes on when all are complete. Buffers stay
+ * untouched by others until then. Every frame carries epoch and attempt; what belongs to another
+ * attempt is dropped and counted. */
+#ifndef RS_TRANSPORT_TRANSPORT_H
+#define RS_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "device/device.h"
+
+struct transport;
+
+struct transport_message {
+    void *data; /* read or written while the group runs */
+    uint64_t bytes;
+    uint32_t peer; /* the plan's device index */
+    bool send;
+    bool network; /* tier, for the counters and rates: false inside a domain */
+};
+
+/* The caller's, alive until on_done. */
+struct transport_group {
+    const struct transport_message *messages;
+    uint32_t n_messages;
+    /* Exactly once, on some thread: 0, RS_ECANCELED (aborted), RS_EPEER / RS_EDEADLINE / RS_EPROTO
+     * with the peer named in err. Not called if transport_enqueue itself failed. */
+    void (*on_done)(struct transport_group *g, int status, const struct err *e);
+    void *arg;
+};
+
+struct transport_counters {
+    uint64_t network_sent_bytes, network_received_bytes; /* payload, not frames */
+    uint64_t domain_sent_bytes, domain_received_bytes;
+    uint64_t messages, stale_frames;
+};
+
+struct transport_mem_options {
+    double network_bytes_per_s; /* per device and direction; 0: no limit */
+    double domain_bytes_per_s;
+    uint64_t seed;         /* 0: no faults */
+    uint32_t max_delay_us; /* random delay before each message */
+    uint32_t kill_after; /* the device kill_device falls silent after so many messages; 0: never */
+    uint32_t kill_device;
+};
+
+/* All the plan's devices are local. devices[i] is the plan's device i (NULL where it does not take
+ * part). */
+int transport_mem_open(struct device *const *devices, uint32_t n_devices, uint64_t epoch,
+                       const struct transport_mem_options *options, struct transport **ret,
+                       struct err *e);
+
+/* A new attempt: allowed when the former is over (finished or quiesced). Fences what is older. */
+int transport_begin(struct transport *t, uint64_t attempt, struct err *e);
+/* Enqueues a group for local device `device` (plan index) on `stream`. */
+int transport_enqueue(struct transport *t, uint32_t device, struct device_stream *stream,
+                      struct transport_group *group);
+/* Any thread, never blocks: all groups of the attempt, queued ones too, end soon with RS_ECANCELED.
+ */
+void transport_abort(struct transport *t);
+/* True when no group of an aborted or finished attempt can touch a buffer any more. */
+bool transport_quiesced(const struct transport *t);
+struct transport_counters transport_counters(const struct transport *t, uint32_t device);
+void transport_close(struct transport *t); /* must be quiesced */
+
+struct transport_ops {
+    const char *kind;
+    int (*begin)(struct transport *t, uint64_t attempt, struct err *e);
+    int (*enqueue)(struct transport *t, uint32_t device, struct device_stream *stream,
+                   struct transport_group *group);
+    void (*abort)(struct transport *t);
+    bool (*quiesced)(const struct transport *t);
+    struct transport_counters (*counters)(const struct transport *t, uint32_t device);
+    void (*close)(struct transport *t);
+};
+
+struct transport {
+    const struct transport_ops *ops;
+    uint64_t epoch;
+};
+
+#endif
