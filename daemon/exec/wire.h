@@ -97,9 +97,8 @@ struct wire_map {
     uint32_t reserved;
 };
 
-/* fd 0: encoded binding (memory/memory.h); fd 1: dtypes and shards of the worker: for each tensor
- * of its layout u8 dtype, u8 n_dims, then what binding pieces say; see wire_bind_tensors in exec.
- */
+/* fd 0: the encoded binding (memory/memory.h); fd 1: one byte per tensor of the worker's layout, its dtype.
+ * Live and shadow are bound by one message each. */
 struct wire_bind {
     uint32_t device;
     uint32_t memory; /* enum wire_memory */

@@ -23,9 +23,9 @@ bool box_equal(const struct box *a, const struct box *b);
 bool box_contains(const struct box *outer, const struct box *inner);
 /* True and the common part where a and b share an element. 0-d boxes always do. */
 bool box_intersect(const struct box *a, const struct box *b, struct box *ret);
-/* The elements [begin, end) of b in row-major order, as boxes (at most 2 * n_dims - 1, at least 1 where
- * begin < end). Returns how many; `ret` has room for 2 * BOX_MAX_DIMS. The one function by which both
- * sides of a message cut a piece. */
+/* The elements [begin, end) of b in row-major order, as boxes (at most 2 * n_dims - 1, at least 1
+ * where begin < end). Returns how many; `ret` has room for 2 * BOX_MAX_DIMS. The one function by
+ * which both sides of a message cut a piece. */
 unsigned box_range(const struct box *b, uint64_t begin, uint64_t end, struct box *ret);
 /* "[0:4, 2:8]", for people; the part after `capacity` is cut. Returns ret_text. */
 char *box_text(const struct box *b, char *ret_text, unsigned capacity);

@@ -32,7 +32,8 @@ uint32_t dtype_bytes(enum dtype d);
 const char *dtype_name(enum dtype d);
 /* DTYPE_NONE where no dtype has that name. */
 enum dtype dtype_parse(const char *name);
-/* True for the casts that can be declared: float32 to bfloat16 or float16; bfloat16 to float8_e4m3fn. */
+/* True for the casts that can be declared: float32 to bfloat16 or float16; bfloat16 to
+ * float8_e4m3fn. */
 bool dtype_can_cast(enum dtype from, enum dtype to);
 
 #endif

@@ -1,8 +1,8 @@
 /* One side's description of a model: meshes, tensors, placements; who holds which box.
  *
  * Pure: no clock, no I/O. A layout is immutable once layout_check has passed. layout.c, dtype.c and
- * box.c need libc alone (the data plane uses them); JSON and the digest stand in files of their own.
- * Rules: DESIGN.md section 3. Thread: any, for reading. */
+ * box.c need libc alone (the data plane uses them); JSON and the digest stand in files of their
+ * own. Rules: DESIGN.md section 3. Thread: any, for reading. */
 #ifndef RS_LAYOUT_LAYOUT_H
 #define RS_LAYOUT_LAYOUT_H
 
@@ -28,11 +28,11 @@ enum {
 
 struct mesh {
     char *name;
-    uint8_t n_dims;                       /* 1 … LAYOUT_MAX_MESH_DIMS */
-    uint32_t shape[LAYOUT_MAX_MESH_DIMS]; /* each > 0 */
+    uint8_t n_dims;                        /* 1 … LAYOUT_MAX_MESH_DIMS */
+    uint32_t shape[LAYOUT_MAX_MESH_DIMS];  /* each > 0 */
     char *dim_names[LAYOUT_MAX_MESH_DIMS]; /* NULL where not named */
-    uint32_t *ranks;                      /* row-major, n_ranks of them, no repeats */
-    uint32_t n_ranks;                     /* product of shape */
+    uint32_t *ranks;                       /* row-major, n_ranks of them, no repeats */
+    uint32_t n_ranks;                      /* product of shape */
 };
 
 /* What one rank holds of a tensor that is declared by explicit regions. */
@@ -48,12 +48,13 @@ struct tensor {
     uint64_t shape[BOX_MAX_DIMS];
     int32_t mesh;                            /* index into layout.meshes; -1: explicit regions */
     int8_t placements[LAYOUT_MAX_MESH_DIMS]; /* normalised: no negative dims but LAYOUT_REPLICATE */
-    uint8_t shard_order[LAYOUT_MAX_MESH_DIMS]; /* mesh dims in the order in which they cut; identity by
-                                                  default */
-    struct region *regions; /* mesh == -1: n_regions of them, else NULL */
+    uint8_t shard_order[LAYOUT_MAX_MESH_DIMS]; /* mesh dims in the order in which they cut; identity
+                                                  by default */
+    struct region *regions;                    /* mesh == -1: n_regions of them, else NULL */
     uint32_t n_regions;
     bool cast; /* destination side: its dtype may differ from the source's */
-    /* Computed from another tensor of this layout: {"from", "rule": "block_scale", "block"}. NULL: no. */
+    /* Computed from another tensor of this layout: {"from", "rule": "block_scale", "block"}. NULL:
+     * no. */
     char *derived_from;
     uint32_t derived_block[2];
 };
@@ -80,26 +81,29 @@ struct layout *layout_new(void);
 void layout_free(struct layout *l);
 
 /* Proves every rule of DESIGN.md section 3 that needs one side only, and brings the layout into
- * canonical form (tensors sorted by name, instances filled in). RS_EINVAL, text names tensor and cause
- * and remedy: "tensor 'w': placement Shard(3) of mesh dim 'tp': the tensor has 3 dims; use 0 … 2". */
+ * canonical form (tensors sorted by name, instances filled in). RS_EINVAL, text names tensor and
+ * cause and remedy: "tensor 'w': placement Shard(3) of mesh dim 'tp': the tensor has 3 dims; use 0
+ * … 2". */
 int layout_check(struct layout *l, struct err *e);
 
 /* Source and destination together: every destination tensor has a source (or is derived), equal
- * global shapes, equal dtypes unless a cast is declared and known. RS_EPRECOND; the text lists the first
- * few offending names and how many there are: missing, unexpected (in the source only, which is no
- * fault), shape, dtype. */
+ * global shapes, equal dtypes unless a cast is declared and known. RS_EPRECOND; the text lists the
+ * first few offending names and how many there are: missing, unexpected (in the source only, which
+ * is no fault), shape, dtype. */
 int layout_check_pair(const struct layout *source, const struct layout *destination, struct err *e);
 
 /* Index of the tensor of that name (binary search; canonical order), or -1. */
 int64_t layout_find(const struct layout *l, const char *name);
 
-/* The boxes that `rank` holds of tensor t: writes at most `capacity` and returns how many there are in
- * all. Mesh tensors have 0 or 1 box per rank (nested chunks are one interval per dim); empty pieces are
- * left out; tensors by regions may have several. A 0-d tensor has one box with no dims. */
+/* The boxes that `rank` holds of tensor t: writes at most `capacity` and returns how many there are
+ * in all. Mesh tensors have 0 or 1 box per rank (nested chunks are one interval per dim); empty
+ * pieces are left out; tensors by regions may have several. A 0-d tensor has one box with no dims.
+ */
 uint32_t layout_shards(const struct layout *l, uint32_t t, uint32_t rank, struct box *ret_boxes,
                        uint32_t capacity);
-/* As layout_shards for mesh tensors, empty pieces included: true and the box where rank is in the mesh.
- * An empty piece has size 0 and offset = the global length of the dim that ran out (CASES A01). */
+/* As layout_shards for mesh tensors, empty pieces included: true and the box where rank is in the
+ * mesh. An empty piece has size 0 and offset = the global length of the dim that ran out (CASES
+ * A01). */
 bool layout_mesh_shard(const struct layout *l, uint32_t t, uint32_t rank, struct box *ret_box);
 
 /* The interval [*ret_begin, *ret_end) of piece i of n of a length (torch.chunk): c = ceil(L/n). */
@@ -111,17 +115,21 @@ uint64_t layout_tensor_bytes(const struct tensor *t);
 
 /* --- layout_json.c (jansson) ------------------------------------------------------------------ */
 
-/* Parses and checks a layout; *ret_layout is the caller's. `text` need not be NUL-terminated. RS_EINVAL
- * with line and column for syntax, tensor and key for the rest; unknown keys and duplicate keys are
- * errors that say which keys there are; numbers beyond 2^63-1, too. RS_EEXHAUSTED over a limit. */
+/* Parses and checks a layout; *ret_layout is the caller's. `text` need not be NUL-terminated.
+ * RS_EINVAL with line and column for syntax, tensor and key for the rest; unknown keys and
+ * duplicate keys are errors that say which keys there are; numbers beyond 2^63-1, too.
+ * RS_EEXHAUSTED over a limit. */
 int layout_from_json(const char *text, size_t n_bytes, struct layout **ret_layout, struct err *e);
-/* The canonical JSON text (ends with a newline), the caller's to mem_free. NULL when memory is out. */
+/* The canonical JSON text (ends with a newline), the caller's to mem_free. NULL when memory is out.
+ */
 char *layout_to_json(const struct layout *l);
 
-/* --- layout_digest.c (xxHash) ------------------------------------------------------------------ */
+/* --- layout_digest.c (xxHash) ------------------------------------------------------------------
+ */
 
-/* Fills l->digest (XXH3, 128 bits, big endian) from the canonical bytes: everything but names of meshes
- * and their dims, and with meshes in canonical order, so that equal layouts are equal. 0 or RS_ENOMEM. */
+/* Fills l->digest (XXH3, 128 bits, big endian) from the canonical bytes: everything but names of
+ * meshes and their dims, and with meshes in canonical order, so that equal layouts are equal. 0 or
+ * RS_ENOMEM. */
 int layout_digest(struct layout *l);
 /* 32 hex digits and NUL. */
 void layout_digest_text(const uint8_t digest[16], char ret_text[33]);

@@ -1,9 +1,10 @@
 /* What moves where: the result of the planner, the same bytes on every daemon.
  *
  * planner.h makes a plan from (layouts, ranks on devices, topology, options); this header is what
- * everybody else reads: totals, the stream of transfers (reshardctl plan, plan_check, oracles), and a
- * node's own part as a program (program.h). A plan is immutable; reading it is safe on any thread. It keeps
- * runs, not transfers: transfers, chunks and messages are derived while they are read.
+ * everybody else reads: totals, the stream of transfers (reshardctl plan, plan_check, oracles), and
+ * a node's own part as a program (program.h). A plan is immutable; reading it is safe on any
+ * thread. It keeps runs, not transfers: transfers, chunks and messages are derived while they are
+ * read.
  *
  * Words: DESIGN.md section 2. `tensor` is always an index into the source layout's tensors. */
 #ifndef RS_PLAN_PLAN_H
@@ -35,16 +36,16 @@ struct plan_options {
     enum plan_strategy strategy;
     const struct plan_rule *rules;
     uint32_t n_rules;
-    bool relay;                 /* ingest ranks of fed domains may send on (default true) */
-    bool staging_ingest;        /* a device that does not need a cell may ingest it (default true) */
+    bool relay;          /* ingest ranks of fed domains may send on (default true) */
+    bool staging_ingest; /* a device that does not need a cell may ingest it (default true) */
     uint64_t least_piece_bytes; /* cells are not split below this (default 256 KiB) */
     uint64_t chunk_bytes;       /* greatest message (default 8 MiB) */
-    uint32_t ring_slots;        /* staging slots per device, each of chunk_bytes (default 8; 1 works) */
+    uint32_t ring_slots; /* staging slots per device, each of chunk_bytes (default 8; 1 works) */
 };
 struct plan_options plan_options_default(void);
 
-/* Borrowed for the call of plan_make; a plan does not point into it afterwards, except for the layouts
- * and the topology, which must outlive the plan. */
+/* Borrowed for the call of plan_make; a plan does not point into it afterwards, except for the
+ * layouts and the topology, which must outlive the plan. */
 struct plan_input {
     const struct layout *source;
     const int32_t *source_device; /* source->n_ranks of them; TOPOLOGY_NONE: unused id */
@@ -91,7 +92,8 @@ struct plan_totals {
     uint64_t logical_bytes;     /* global sizes of those tensors, in wire dtype, once */
     uint64_t destination_bytes; /* what all destination ranks receive */
     uint64_t network_bytes;
-    uint64_t network_bytes_minimum; /* sum over domains of the unique bytes needed and not held there */
+    uint64_t
+        network_bytes_minimum; /* sum over domains of the unique bytes needed and not held there */
     uint64_t domain_bytes;
     uint64_t device_bytes;
     /* What gather-broadcast would cost for the same tensors (DESIGN.md section 4). */
@@ -113,8 +115,9 @@ const struct plan_totals *plan_totals(const struct plan *p);
 /* The options that it was made with (rules are the plan's own copy). */
 const struct plan_options *plan_options(const struct plan *p);
 
-/* Calls fn for each transfer in canonical order; a non-zero return stops and is returned. The transfer
- * (and its `after`) is valid during the call. RS_ENOMEM is possible. `tensor` >= 0 restricts to one. */
+/* Calls fn for each transfer in canonical order; a non-zero return stops and is returned. The
+ * transfer (and its `after`) is valid during the call. RS_ENOMEM is possible. `tensor` >= 0
+ * restricts to one. */
 int plan_transfers(const struct plan *p, int64_t tensor,
                    int (*fn)(const struct plan_transfer *t, void *arg), void *arg);
 
@@ -122,16 +125,16 @@ int plan_transfers(const struct plan *p, int64_t tensor,
 uint64_t plan_device_egress(const struct plan *p, uint32_t device);
 uint64_t plan_device_ingress(const struct plan *p, uint32_t device);
 
-/* plan_program.c: node's part, encoded as program.h says, appended to `out`. 0, RS_ENOMEM, RS_EEXHAUSTED
- * (more than 2^32 items of a kind). */
+/* plan_program.c: node's part, encoded as program.h says, appended to `out`. 0, RS_ENOMEM,
+ * RS_EEXHAUSTED (more than 2^32 items of a kind). */
 int plan_program(const struct plan *p, uint32_t node, struct buf *out, struct err *e);
 
-/* plan_check.c: proves by itself, from the input and the transfer and message streams alone: every element
- * of every destination shard is written exactly once; each sender holds what it sends when it sends it
- * (rounds of `after` strictly earlier); each domain takes in each needed byte once (reshard strategy);
- * both ends of each stream cut the same messages; no group needs more slots than the ring has. `full`
- * checks each tensor, else one tensor per class and all totals (cheap; before first use). RS_EINTERNAL
- * names tensor, box and rank. */
+/* plan_check.c: proves by itself, from the input and the transfer and message streams alone: every
+ * element of every destination shard is written exactly once; each sender holds what it sends when
+ * it sends it (rounds of `after` strictly earlier); each domain takes in each needed byte once
+ * (reshard strategy); both ends of each stream cut the same messages; no group needs more slots
+ * than the ring has. `full` checks each tensor, else one tensor per class and all totals (cheap;
+ * before first use). RS_EINTERNAL names tensor, box and rank. */
 int plan_check(const struct plan *p, const struct plan_input *input, bool full, struct err *e);
 
 /* plan_cost.c: predicted seconds of the plan's rounds with the topology's rates (0 where rates are

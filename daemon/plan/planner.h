@@ -12,8 +12,8 @@
 #include "plan/plan.h"
 
 /* RS_EINVAL, RS_EPRECOND (layout_check_pair; a rank with no device), RS_EUNIMPL (derived tensors),
- * RS_ENOMEM. *ret is the caller's to plan_free. CPU-bound: tens of milliseconds for 70,000 tensors on
- * 1024 ranks; call it off the loop thread. */
+ * RS_ENOMEM. *ret is the caller's to plan_free. CPU-bound: tens of milliseconds for 70,000 tensors
+ * on 1024 ranks; call it off the loop thread. */
 int plan_make(const struct plan_input *input, struct plan **ret, struct err *e);
 
 /* Digest of all of the input: the key of a plan cache. */

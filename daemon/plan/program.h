@@ -1,20 +1,22 @@
-/* One node's part of a plan, as the data plane runs it: flat, position independent, checked on opening.
+/* One node's part of a plan, as the data plane runs it: flat, position independent, checked on
+ * opening.
  *
- * The control process encodes it (plan_program), the data plane maps it from a sealed memfd and opens
- * it. libc alone. All multi-byte fields are host order: it never leaves the machine.
+ * The control process encodes it (plan_program), the data plane maps it from a sealed memfd and
+ * opens it. libc alone. All multi-byte fields are host order: it never leaves the machine.
  *
  *   cell     tensor, box, wire dtype, global number
  *   place    memory of one local worker, (side, layout, rank), or a device's scratch
  *   item     a cell with the place that it is read from, or the places that it is written to
- *   stream   the items that one device sends to another at one relay depth, in a fixed order; its bytes
- *            are the items' elements, each item row-major in wire dtype, one after another, no padding
+ *   stream   the items that one device sends to another at one relay depth, in a fixed order; its
+ * bytes are the items' elements, each item row-major in wire dtype, one after another, no padding
  *   message  bytes [begin, end) of a stream, whole elements, in one round
  *   copy     an item that a device copies from one local place to others: no message
  *
- * Order and why it cannot deadlock: each device runs its messages in the order (round, stream.order), in
- * groups of consecutive messages that need at most ring_slots slots. That order is the same total order
- * on all devices, and a message comes after all that it depends on; so the least unfinished message
- * always has both of its ends at the front. A group never spans two rounds. */
+ * Order and why it cannot deadlock: each device runs its messages in the order (round,
+ * stream.order), in groups of consecutive messages that need at most ring_slots slots. That order
+ * is the same total order on all devices, and a message comes after all that it depends on; so the
+ * least unfinished message always has both of its ends at the front. A group never spans two
+ * rounds. */
 #ifndef RS_PLAN_PROGRAM_H
 #define RS_PLAN_PROGRAM_H
 
@@ -30,7 +32,8 @@
 
 struct program_tensor {
     uint64_t shape[BOX_MAX_DIMS];
-    uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX: nowhere */
+    uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX:
+                                nowhere */
     uint32_t index;          /* in the source layout */
     uint8_t n_dims;
     uint8_t source_dtype; /* enum dtype */
@@ -110,11 +113,12 @@ struct program {
     const struct program_message *messages;
     const struct program_device *devices;
     const struct program_hold *holds; /* ascending (place, cell) */
-    uint32_t n_tensors, n_boxes, n_cells, n_places, n_lists, n_items, n_streams, n_messages, n_devices,
-        n_holds;
+    uint32_t n_tensors, n_boxes, n_cells, n_places, n_lists, n_items, n_streams, n_messages,
+        n_devices, n_holds;
 };
 
-/* Checks every index, range, order and sum, so that running it needs no checks. RS_EPROTO says what. */
+/* Checks every index, range, order and sum, so that running it needs no checks. RS_EPROTO says
+ * what. */
 int program_open(const void *data, size_t n_bytes, struct program *ret, struct err *e);
 
 /* Elements and wire bytes of a cell. */

@@ -5,10 +5,10 @@
  * rpc_mem.c in memory for tests. One completion-queue thread hands events to the loop through the
  * mailbox; every function and callback below runs on the loop thread.
  *
- * Life of a call: on_open → on_message* → on_half_close → (rpc_call_send | rpc_call_finish)* → on_end, exactly
- * once and last, with the reason (done, cancelled, deadline, peer gone). The handler's state hangs on
- * call->arg. After rpc_call_finish or on_end nothing may be sent; sending then is refused, not a bug,
- * since the peer may go at any time. */
+ * Life of a call: on_open → on_message* → on_half_close → (rpc_call_send | rpc_call_finish)* →
+ * on_end, exactly once and last, with the reason (done, cancelled, deadline, peer gone). The
+ * handler's state hangs on call->arg. After rpc_call_finish or on_end nothing may be sent; sending
+ * then is refused, not a bug, since the peer may go at any time. */
 #ifndef RS_RPC_RPC_H
 #define RS_RPC_RPC_H
 
@@ -22,8 +22,8 @@
 
 enum rpc_kind { RPC_UNARY, RPC_SERVER_STREAM, RPC_CLIENT_STREAM, RPC_BIDI };
 
-/* Who calls. A local client's token (metadata "reshard-token", from the memory socket) is resolved by
- * the server's identify function; TLS peers are known by their certificate's name. */
+/* Who calls. A local client's token (metadata "reshard-token", from the memory socket) is resolved
+ * by the server's identify function; TLS peers are known by their certificate's name. */
 struct rpc_identity {
     enum { RPC_ANONYMOUS, RPC_LOCAL, RPC_TLS } kind;
     uint64_t client; /* RPC_LOCAL: the memory socket's number for this client */
@@ -38,11 +38,12 @@ struct rpc_method {
     const char *path; /* "/reshard.v1.Refit/Submit" */
     enum rpc_kind kind;
     uint32_t max_request_bytes; /* of one message; larger ones end the call with RS_EEXHAUSTED */
-    /* Any may be NULL but on_end must free what on_open made. on_open may refuse by rpc_call_finish. */
+    /* Any may be NULL but on_end must free what on_open made. on_open may refuse by
+     * rpc_call_finish. */
     void (*on_open)(struct rpc_call *call);
     void (*on_message)(struct rpc_call *call, const void *data, size_t n_bytes); /* borrowed */
-    void (*on_half_close)(struct rpc_call *call); /* no more messages; unary without one: not called,
-                                                     the call ends with RS_EINVAL */
+    void (*on_half_close)(struct rpc_call *call);      /* no more messages; unary without one: not
+                                                          called,      the call ends with RS_EINVAL */
     void (*on_end)(struct rpc_call *call, int reason); /* 0, RS_ECANCELED, RS_EDEADLINE, RS_EPEER */
 };
 
@@ -60,8 +61,9 @@ struct rpc_message *rpc_message_new(const void *data, size_t n_bytes); /* copies
 struct rpc_message *rpc_message_ref(struct rpc_message *m);
 void rpc_message_unref(struct rpc_message *m);
 
-/* Queues a message (copies data). 0; RS_ENOMEM; RS_ECANCELED: the call has ended; RS_EEXHAUSTED: the peer
- * does not read (more than the server's queue limit is waiting): the call is then cut off. */
+/* Queues a message (copies data). 0; RS_ENOMEM; RS_ECANCELED: the call has ended; RS_EEXHAUSTED:
+ * the peer does not read (more than the server's queue limit is waiting): the call is then cut off.
+ */
 int rpc_call_send(struct rpc_call *call, const void *data, size_t n_bytes);
 int rpc_call_send_shared(struct rpc_call *call, struct rpc_message *m);
 /* Ends the call after what is queued, with 0 or RS_E… (its status and `text`, which may be NULL).
@@ -71,15 +73,18 @@ void rpc_call_finish_details(struct rpc_call *call, int code, const char *text, 
                              size_t n_bytes);
 
 struct rpc_server_options {
-    const char *unix_path;   /* NULL: none. At most 107 bytes; the lock file beside it is "<path>.lock" */
+    const char
+        *unix_path; /* NULL: none. At most 107 bytes; the lock file beside it is "<path>.lock" */
     uint32_t unix_mode;      /* of the socket file, 0660 */
-    const char *tcp_address; /* "127.0.0.1:7070"; NULL: none. Anything but loopback without TLS is refused */
-    uint32_t max_connections_hint;   /* 0: from the descriptor limit */
-    uint32_t keepalive_ms;           /* ping interval both ways, 1000 */
-    uint32_t keepalive_timeout_ms;   /* 2000 */
-    uint32_t max_queued_messages;    /* per call, to a peer that does not read, 1024 */
-    uint32_t max_queued_bytes;       /* per call, 16 MiB */
-    const void *descriptor_set;      /* serialised FileDescriptorSet for reflection; NULL: no reflection */
+    const char *tcp_address; /* "127.0.0.1:7070"; NULL: none. Anything but loopback without TLS is
+                                refused */
+    uint32_t max_connections_hint; /* 0: from the descriptor limit */
+    uint32_t keepalive_ms;         /* ping interval both ways, 1000 */
+    uint32_t keepalive_timeout_ms; /* 2000 */
+    uint32_t max_queued_messages;  /* per call, to a peer that does not read, 1024 */
+    uint32_t max_queued_bytes;     /* per call, 16 MiB */
+    const void
+        *descriptor_set; /* serialised FileDescriptorSet for reflection; NULL: no reflection */
     size_t descriptor_set_bytes;
     /* Resolves a token; false: the call goes on as RPC_ANONYMOUS. Loop thread. */
     bool (*identify)(void *context, const char *token, struct rpc_identity *ret);
@@ -88,15 +93,16 @@ struct rpc_server_options {
 
 struct rpc_server;
 
-/* Binds and serves `methods` (borrowed for life) on `loop`, with grpc.health.v1.Health (serving until
- * rpc_server_stop) and reflection besides; an unknown method gets UNIMPLEMENTED. Errors name the path or
- * address and the remedy: RS_EEXIST another daemon lives there, RS_EINVAL path too long, not a socket … */
+/* Binds and serves `methods` (borrowed for life) on `loop`, with grpc.health.v1.Health (serving
+ * until rpc_server_stop) and reflection besides; an unknown method gets UNIMPLEMENTED. Errors name
+ * the path or address and the remedy: RS_EEXIST another daemon lives there, RS_EINVAL path too
+ * long, not a socket … */
 int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
                      const struct rpc_method *methods, size_t n_methods, struct rpc_server **ret,
                      struct err *e);
-/* Graceful stop: health says NOT_SERVING, no new calls, open streams end with RS_EUNAVAIL, unary ones may
- * finish; at grace_ms the rest is cancelled. done runs on the loop, once; the server is freed after it.
- * A second call is ignored. */
+/* Graceful stop: health says NOT_SERVING, no new calls, open streams end with RS_EUNAVAIL, unary
+ * ones may finish; at grace_ms the rest is cancelled. done runs on the loop, once; the server is
+ * freed after it. A second call is ignored. */
 void rpc_server_stop(struct rpc_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
 /* The port really bound on TCP (0: none), and calls that are alive now. */
 uint16_t rpc_server_port(const struct rpc_server *s);
