@@ -1,0 +1,42 @@
+#include "layout/dtype.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "base/banned.h"
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} dtypes[] = {
+#define X(name, value, text, bytes) [value] = {text, bytes},
+    DTYPES(X)
+#undef X
+};
+
+#define N_DTYPES (sizeof dtypes / sizeof *dtypes)
+
+uint32_t dtype_bytes(enum dtype d)
+{
+    return (size_t)d < N_DTYPES ? dtypes[d].bytes : 0;
+}
+
+const char *dtype_name(enum dtype d)
+{
+    return (size_t)d < N_DTYPES ? dtypes[d].name : NULL;
+}
+
+enum dtype dtype_parse(const char *name)
+{
+    for (size_t d = 1; d < N_DTYPES; d++)
+        if (strcmp(dtypes[d].name, name) == 0)
+            return (enum dtype)d;
+    return DTYPE_NONE;
+}
+
+bool dtype_can_cast(enum dtype from, enum dtype to)
+{
+    if (from == DTYPE_FLOAT32)
+        return to == DTYPE_BFLOAT16 || to == DTYPE_FLOAT16;
+    return from == DTYPE_BFLOAT16 && to == DTYPE_FLOAT8_E4M3FN;
+}
