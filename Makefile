@@ -8,6 +8,8 @@ endif
 CUDA_HOME ?= /usr/local/cuda
 CUDA ?= $(shell test -x $(CUDA_HOME)/bin/nvcc && test -e $(CUDA_HOME)/lib64/libcudart.so && echo 1 || echo 0)
 SANITIZE ?=
+LABEL ?=
+comma := ,
 
 # folder: floor, folders it may include (besides base). Lower floors only.
 # floor-begin
@@ -57,7 +59,7 @@ CFLAGS_ALL = -std=c17 -D_GNU_SOURCE $(OPT) $(WARNINGS) -fvisibility=hidden -fPIC
 LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
 
 .DEFAULT_GOAL := all
-.PHONY: all check check-unit check-sim check-integration check-asan check-tsan check-floors lint format \
+.PHONY: all check check-libc check-unit check-sim check-integration check-asan check-tsan check-floors lint format \
         demo bench fuzz install clean help deps
 .SECONDARY:
 
@@ -119,6 +121,37 @@ $(1): $(BUILD)/obj/test/unit/$(notdir $(1)).o $(call libs,$(call folder_of,$(1))
 	    -lprotobuf-c $$(shell pkg-config --libs check)
 endef
 $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
+
+# --- what people run ------------------------------------------------------------------------------
+# make check = deps, then every kind of test; the last line is "N passed, N failed".
+TALLY = $(BUILD)/tally
+SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) TALLY=$(abspath $(TALLY)) LABEL="$(2) "
+
+check: deps
+	@rm -f $(TALLY); mkdir -p $(BUILD)
+	@failed=0; for t in check-floors check-libc check-unit check-sim check-integration check-asan check-tsan; do \
+	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
+	scripts/sum-tally $(TALLY) $$failed
+
+check-unit: $(UNIT)
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" $(foreach t,$(UNIT),-- $(t))
+
+check-asan:
+	@$(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,asan) \
+	    check-unit check-sim check-integration
+check-tsan:
+	@TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66" \
+	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) check-unit check-integration
+
+# The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
+LIBC_SRC = $(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \
+    daemon/exec/*.c daemon/topology/topology.c daemon/layout/layout.c daemon/layout/box.c daemon/layout/dtype.c) \
+    $(filter-out daemon/plan/plan_digest.c daemon/plan/plan_cache.c,$(wildcard daemon/plan/*.c))
+check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
+	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c|MHD_)' || { echo "third-party symbols in the data plane"; false; }
+$(BUILD)/libc/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 check-floors:
 	scripts/check-floors
