@@ -59,7 +59,7 @@ CFLAGS_ALL = -std=c17 -D_GNU_SOURCE $(OPT) $(WARNINGS) -fvisibility=hidden -fPIC
 LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
 
 .DEFAULT_GOAL := all
-.PHONY: all check check-libc check-unit check-sim check-integration check-asan check-tsan check-floors lint format \
+.PHONY: all check check-libc check-fuzz check-unit check-sim check-integration check-asan check-tsan check-floors lint format \
         demo bench fuzz install clean help deps
 .SECONDARY:
 
@@ -122,6 +122,46 @@ $(1): $(BUILD)/obj/test/unit/$(notdir $(1)).o $(call libs,$(call folder_of,$(1))
 endef
 $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 
+# --- benchmarks and fuzzers: test/bench/bench_FOLDER.c, test/fuzz/fuzz_SUBJECT.c ---------------------
+# A benchmark links as a unit test of its folder does. A fuzzer is clang's libFuzzer with ASan and UBSan; its folder is
+# named in FUZZ_SUBJECT, its corpus is test/fuzz/corpus/SUBJECT.
+BENCH := $(patsubst test/bench/%.c,$(BUILD)/bench/%,$(wildcard test/bench/bench_*.c))
+bench_folder = $(firstword $(subst _, ,$(patsubst bench_%,%,$(notdir $(1)))))
+define bench_rule
+$(1): $(BUILD)/obj/test/bench/$(notdir $(1)).o $(call libs,$(call bench_folder,$(1)))
+	@mkdir -p $$(@D)
+	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call bench_folder,$(1))) -Wl,--end-group \
+	    $(call ldlibs,$(call bench_folder,$(1))) -lm
+endef
+$(foreach t,$(BENCH),$(eval $(call bench_rule,$(t))))
+
+FUZZ_layout_json := layout
+FUZZ_binding     := memory
+FUZZ_program     := plan
+FUZZ_request     := service
+FUZZ_S ?= 60
+FUZZERS := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/fuzz/fuzz_%,$(wildcard test/fuzz/fuzz_*.c))
+FUZZ_CLOSURE = $(call closure,$(FUZZ_$(1)))
+define fuzz_rule
+$(BUILD)/fuzz/fuzz_$(1): test/fuzz/fuzz_$(1).c $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(call src_of,$(f))) $(GEN)
+	@mkdir -p $$(@D)
+	clang -std=c17 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	    -Idaemon -I. -I$(BUILD)/gen -o $$@ $$(filter %.c,$$^) $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(LIBS_$(f))) \
+	    -lprotobuf-c -lpthread
+endef
+$(foreach f,$(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c)),$(eval $(call fuzz_rule,$(f))))
+
+# Every fuzzer for FUZZ_S seconds from its committed corpus; what it finds new stays in the build folder.
+fuzz: $(FUZZERS)
+	@set -e; for f in $(FUZZERS); do n=$${f##*/fuzz_}; mkdir -p $(BUILD)/fuzz/corpus/$$n; \
+	    echo "--- $$n"; $$f -max_total_time=$(FUZZ_S) -artifact_prefix=$(BUILD)/fuzz/ -verbosity=0 -print_final_stats=1 \
+	    $(BUILD)/fuzz/corpus/$$n test/fuzz/corpus/$$n; done
+# In `make check`: the committed corpora only, each input once.
+check-fuzz: $(FUZZERS)
+	@set -e; for f in $(FUZZERS); do n=$${f##*/fuzz_}; $$f -runs=0 -verbosity=0 test/fuzz/corpus/$$n 2>/dev/null || \
+	    { echo "fuzzer $$n fails on its corpus: $$f test/fuzz/corpus/$$n"; exit 1; }; \
+	    echo "$$n: $$(ls test/fuzz/corpus/$$n | wc -l) inputs"; done
+
 # --- what people run ------------------------------------------------------------------------------
 # make check = deps, then every kind of test; the last line is "N passed, N failed".
 TALLY = $(BUILD)/tally
@@ -129,7 +169,7 @@ SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) TALLY=$(abspath $(
 
 check: deps
 	@rm -f $(TALLY); mkdir -p $(BUILD)
-	@failed=0; for t in check-floors check-libc check-unit check-sim check-integration check-asan check-tsan; do \
+	@failed=0; for t in check-floors check-libc check-fuzz check-unit check-sim check-integration check-asan check-tsan; do \
 	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	scripts/sum-tally $(TALLY) $$failed
 
