@@ -21,7 +21,8 @@ enum {
     LAYOUT_MAX_RANKS = 1 << 20,
     LAYOUT_MAX_MESHES = 1 << 16,
     LAYOUT_MAX_TENSORS = 1 << 20,
-    LAYOUT_MAX_REGIONS = 1 << 20
+    LAYOUT_MAX_REGIONS = 1 << 20, /* of all tensors together */
+    LAYOUT_MAX_JSON_BYTES = 1 << 28
 };
 
 #define LAYOUT_REPLICATE (-1) /* placements[i]: else the tensor dim that mesh dim i shards */
@@ -92,6 +93,18 @@ int layout_check(struct layout *l, struct err *e);
  * is no fault), shape, dtype. */
 int layout_check_pair(const struct layout *source, const struct layout *destination, struct err *e);
 
+/* For decoders: the tensor dim that Shard(d) means, negative d counted from the end. RS_EINVAL where the
+ * tensor has no such dim. */
+int layout_shard_dim(int64_t d, uint8_t n_dims, int8_t *ret_dim);
+
+/* True for names that a layout may carry: UTF-8, 1 … LAYOUT_MAX_NAME_BYTES bytes, printable (no control,
+ * line or direction characters). */
+bool layout_name_valid(const char *name, size_t n_bytes);
+
+/* Whether the regions of a tensor leave a part of it to nobody: 1 and such a part, 0, or RS_ENOMEM.
+ * Mesh tensors have no gaps. A gap is a fault only where a destination needs it (layout_check_pair). */
+int layout_gap(const struct tensor *t, struct box *ret_missing);
+
 /* Index of the tensor of that name (binary search; canonical order), or -1. */
 int64_t layout_find(const struct layout *l, const char *name);
 
@@ -105,6 +118,9 @@ uint32_t layout_shards(const struct layout *l, uint32_t t, uint32_t rank, struct
  * mesh. An empty piece has size 0 and offset = the global length of the dim that ran out (CASES
  * A01). */
 bool layout_mesh_shard(const struct layout *l, uint32_t t, uint32_t rank, struct box *ret_box);
+
+/* As layout_mesh_shard, by the position in the mesh's ranks (t must be a mesh tensor). */
+struct box layout_position_shard(const struct layout *l, const struct tensor *t, uint32_t position);
 
 /* The interval [*ret_begin, *ret_end) of piece i of n of a length (torch.chunk): c = ceil(L/n). */
 void layout_chunk(uint64_t length, uint32_t n, uint32_t i, uint64_t *ret_begin, uint64_t *ret_end);
