@@ -7,31 +7,37 @@
  * carry model, epoch and attempt, and one that is not of the current attempt is answered
  * WIRE_FAILED (RS_EABORTED) or dropped.
  *
- *   control → data plane                         data plane → control
- *   HELLO   devices, ring, backend               READY | FAILED
- *   MAP     worker, segment, bytes + fd          MAPPED  (code)
- *   BIND    worker, device, memory + fd table    BOUND   (code)
- *   UNBIND  worker                               UNBOUND after everything of it is unmapped
- *   PUBLISH worker, version [+ fd program]       PUBLISHED + fd: u64 fingerprint per tensor of its
- * layout PREPARE attempt, places + fd program         PREPARED | FAILED START   attempt PROGRESS*,
- * (STAGED + fd: u64 per program hold | FAILED) APPLY   worker, version                      APPLIED
- * + fd: u64 fingerprint per tensor | FAILED CHECK   worker, memory                       CHECKED +
- * fd: u64 fingerprint per tensor | FAILED ABORT   attempt                              QUIESCED
- *   LEASE   until (monotonic ns)                 –
- *   STOP                                         the socket closes
+ *   control → data plane               data plane → control
+ *   HELLO   devices, ring, backend     READY | FAILED
+ *   MAP     worker, segment + fd       MAPPED (code)
+ *   BIND    worker, memory + 2 fds     BOUND (code)
+ *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
+ *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
+ *   PREPARE places + 2 or 3 fds        PREPARED | FAILED
+ *   START                              PROGRESS*, then STAGED + fd: u64 per hold, or FAILED
+ *   APPLY   worker, version            APPLIED + fd: u64 fingerprint per tensor | FAILED
+ *   CHECK   worker, memory             CHECKED + fd: u64 fingerprint per tensor | FAILED
+ *   ABORT                              QUIESCED: no byte of the attempt moves any more
+ *   LEASE   until                      –
+ *   STOP                               the socket closes
  *
- * `request` pairs an answer with its question. The end of the socket is the end of the other side:
- * the data plane then drops everything and exits. */
+ * `request` pairs an answer with its question; PROGRESS and what ends a START carry START's. A
+ * FAILED attempt accepts ABORT only; QUIESCED forgets it. A lease that has run out drops every
+ * attempt, as ABORT would, and fails it (RS_EDEADLINE). The end of the socket is the end of the
+ * other side: the data plane then drops everything and exits. */
 #ifndef RS_EXEC_WIRE_H
 #define RS_EXEC_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/err.h"
+#include "base/random.h"
 
 #define WIRE_PROTOCOL UINT32_C(1)
-enum { WIRE_MAX_BYTES = 64 * 1024, WIRE_MAX_FDS = 2, WIRE_TEXT_BYTES = 1024 };
+enum { WIRE_MAX_BYTES = 64 * 1024, WIRE_MAX_FDS = 3, WIRE_TEXT_BYTES = 1024 };
 
 enum wire_type {
     WIRE_HELLO = 1,
@@ -64,17 +70,17 @@ enum wire_memory { WIRE_LIVE, WIRE_SHADOW };
 enum wire_verify { WIRE_VERIFY_OFF, WIRE_VERIFY_SAMPLED, WIRE_VERIFY_FULL };
 
 struct wire_header {
-    uint32_t protocol;
-    uint32_t type; /* enum wire_type */
+    uint32_t protocol; /* wire_send fills it in */
+    uint32_t type;     /* enum wire_type */
     uint64_t incarnation;
     uint64_t request;
     uint64_t model; /* 0 where not about a model */
     uint64_t epoch;
     uint64_t attempt;
     uint64_t version;
-    uint64_t worker; /* 0 where not about a worker */
-    uint32_t body_bytes;
-    int32_t code; /* answers: 0 or RS_E… */
+    uint64_t worker;     /* 0 where not about a worker */
+    uint32_t body_bytes; /* all that follows the header: body and table; wire_send fills it in */
+    int32_t code;        /* answers: 0 or RS_E… */
 };
 
 struct wire_hello {
@@ -97,8 +103,8 @@ struct wire_map {
     uint32_t reserved;
 };
 
-/* fd 0: the encoded binding (memory/memory.h); fd 1: one byte per tensor of the worker's layout, its dtype.
- * Live and shadow are bound by one message each. */
+/* fd 0: the encoded binding (memory/memory.h); fd 1: one byte per tensor of the worker's layout,
+ * its dtype. Live and shadow are bound by one message each. */
 struct wire_bind {
     uint32_t device;
     uint32_t memory; /* enum wire_memory */
@@ -106,15 +112,24 @@ struct wire_bind {
     uint32_t reserved;
 };
 
-/* Followed by n_places struct wire_place, in the order of program.places. fd 0: the program. */
+/* With a program (fd 0) the fingerprints are taken by the cells that `place` holds there, and kept
+ * for the PREPARE of a program with the same digest: one pass for both. */
+struct wire_publish {
+    uint32_t has_program;
+    uint32_t place; /* index into program.places: this worker */
+};
+
+/* Followed by n_places struct wire_place, in the order of program.places. fd 0: the program. fd 1:
+ * u32 [n_layouts][program.n_tensors]: the index in destination layout l (program_place.layout) of
+ * program tensor t, UINT32_MAX where it has none. fd 2, if has_held: one byte per program hold, 1
+ * where that (destination) place already holds the content: such cells are not moved, but verified.
+ */
 struct wire_prepare {
     uint64_t deadline_ns; /* monotonic */
     uint32_t n_places;
     uint32_t verify; /* enum wire_verify */
-    /* Retry: skip the cells whose destination already holds this content: fd 1 is a bitmap over
-     * program.holds (1: already there). Absent: none. */
     uint32_t has_held;
-    uint32_t rehearsal; /* 1: move coordinates instead of weights */
+    uint32_t n_layouts;
 };
 
 struct wire_place {
@@ -123,8 +138,18 @@ struct wire_place {
     uint32_t reserved;
 };
 
+struct wire_check {
+    uint32_t memory; /* enum wire_memory */
+    uint32_t reserved;
+};
+
+struct wire_lease {
+    uint64_t until_ns; /* CLOCK_MONOTONIC; 0: no lease is kept (tests, tools) */
+};
+
+/* The body of PROGRESS and STAGED. */
 struct wire_progress {
-    uint64_t total_bytes; /* landed bytes of this node's destinations */
+    uint64_t total_bytes; /* to land at this node's destinations, held ones left out */
     uint64_t done_bytes;
     uint64_t network_bytes, domain_bytes,
         device_bytes; /* so far, payload received by local devices */
@@ -141,6 +166,16 @@ struct wire_failure {
     uint32_t place;  /* index into program.places; UINT32_MAX: none */
     char text[WIRE_TEXT_BYTES];
 };
+
+/* True for the one in 16 cells that WIRE_VERIFY_SAMPLED fingerprints: the same cells on all nodes.
+ * Holds that are not fingerprinted have 0 in STAGED's table. */
+static inline bool wire_sampled(const uint8_t plan_digest[16], uint64_t cell_id)
+{
+    uint64_t seed;
+    memcpy(&seed, plan_digest, sizeof(seed));
+    seed ^= cell_id;
+    return random_next(&seed) % 16 == 0;
+}
 
 /* One received packet. fds beyond what the receiver takes (sets to -1) are closed by
  * wire_packet_close. */
