@@ -1,0 +1,456 @@
+/* libreshard: what a trainer or an inference server says to its node's reshardd, in C.
+ *
+ * A trainer worker: connect → segment (its weights live there) → layout → attach (source) → after
+ * each update publish; one of the workers submits, all wait for RESHARD_UNTIL_RELEASED before they
+ * write their weights again. An inference worker: the same up to attach (destination), then takes
+ * events: ready_requested → pause → reshard_ready (in_place); accept_requested → reshard_accept
+ * (unless automatic); committed → reshard_apply at its own boundary (staged).
+ *
+ * Calls block. Every one has a deadline: `timeout_ms` counts from the call; 0 means
+ * RESHARD_TIMEOUT_DEFAULT_MS. A function that can fail returns 0 or a negative RESHARD_E… code; its
+ * last parameter (may be NULL) then holds the same code and one line of text that names the tensor,
+ * rank, worker or file and the remedy. Outputs (`ret_`) are untouched on failure.
+ *
+ * The daemon may restart under a client. A call that finds it gone, or unknown to it, reconnects
+ * with jittered back-off until its deadline, says hello again, hands the segments over again,
+ * attaches the workers again with what their memory holds, and only then goes on: all requests are
+ * idempotent, so none is done twice. Between calls a thread of the library does the same for
+ * attached workers. RESHARD_EUNAVAIL comes back only where the deadline ended before a daemon
+ * answered.
+ *
+ * Threads: a client, its segments and its workers may be used from any threads at once, except that
+ * nothing may be in progress on what is being closed, freed or detached, and one thread at a time
+ * may wait for one worker's events. A layout is immutable. Fork: a process that has a client must
+ * not fork without exec.
+ *
+ * Units: bytes, milliseconds (_ms) and nanoseconds (_ns) as the names say; offsets and sizes of
+ * boxes are in elements. Versions are 1 … 2^63-1; 0 means none. Strings are UTF-8. */
+#ifndef RESHARD_H
+#define RESHARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RESHARD_API __attribute__((visibility("default")))
+
+enum { RESHARD_MAX_DIMS = 8, RESHARD_TEXT_BYTES = 1024, RESHARD_TIMEOUT_DEFAULT_MS = 30000 };
+
+/* Where a daemon listens unless told otherwise: the environment's RESHARD_SOCKET, else this. */
+#define RESHARD_SOCKET_DEFAULT "/run/reshard/reshardd.sock"
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+/* The values are stable. In brackets: what to do. */
+enum reshard_error_code {
+    RESHARD_EINVAL = -1,     /* breaks a rule of the interface [fix the call] */
+    RESHARD_ENOTFOUND = -2,  /* no such model, version, tensor, worker [fix the call] */
+    RESHARD_EEXIST = -3,     /* that rank is attached, that version has other content */
+    RESHARD_EPRECOND = -4,   /* fits the rules, not the state [look at the text] */
+    RESHARD_EPERM = -5,      /* not yours, or not your role's */
+    RESHARD_EUNAUTH = -6,    /* the daemon would not know us, even after a new hello */
+    RESHARD_EUNIMPL = -7,    /* the daemon is older than this library */
+    RESHARD_EEXHAUSTED = -8, /* a limit, named [less, or later] */
+    RESHARD_ENOMEM = -9,     /* memory is out, here or there */
+    RESHARD_EABORTED = -10,  /* the attempt ended; the text says why [submit again] */
+    RESHARD_EDEADLINE = -11, /* the deadline ended; the text names what was missing */
+    RESHARD_ECANCELED = -12, /* detached or closed from another thread, or a callback said stop */
+    RESHARD_EUNAVAIL = -13,  /* no daemon until the deadline */
+    RESHARD_EPEER = -14,     /* another daemon or data plane failed [again] */
+    RESHARD_EPROTO = -15,    /* the other side does not speak this protocol */
+    RESHARD_EDEVICE = -16,   /* a device failed */
+    RESHARD_EDISK = -17,     /* the daemon's ledger failed [operator] */
+    RESHARD_EFULL = -18,     /* the daemon's disk is full [operator] */
+    RESHARD_EDATALOSS = -19, /* content differs; the text blames tensor, box and rank */
+    RESHARD_EIO = -20,       /* a system call failed here */
+    RESHARD_EINTERNAL = -21  /* a bug */
+};
+
+struct reshard_error {
+    int code; /* 0 or enum reshard_error_code */
+    char text[RESHARD_TEXT_BYTES];
+};
+
+/* "invalid argument" …; "ok" for 0. Never NULL. Any thread. */
+RESHARD_API const char *reshard_error_name(int code);
+
+/* ---- connection ----------------------------------------------------------------------------- */
+
+struct reshard_client;
+
+/* Connects to the daemon's socket and its memory socket beside it ("<path>.mem") and says hello.
+ * socket_path NULL: RESHARD_SOCKET of the environment, else RESHARD_SOCKET_DEFAULT. Tries again
+ * with back-off until timeout_ms has passed, so a trainer may start before its daemon: then
+ * RESHARD_EUNAVAIL. *ret_client is the caller's, to reshard_close. */
+RESHARD_API int reshard_connect(const char *socket_path, uint32_t timeout_ms,
+                                struct reshard_client **ret_client, struct reshard_error *e);
+
+/* Ends the connection, as the end of the process would. Its workers are detached and its segments
+ * freed first, where the caller has not done so: their pointers are invalid after it. NULL is
+ * fine. */
+RESHARD_API void reshard_close(struct reshard_client *client);
+
+/* The running daemon's start id, and how many times this client has had to reconnect. */
+RESHARD_API uint64_t reshard_incarnation(struct reshard_client *client);
+RESHARD_API uint64_t reshard_reconnects(struct reshard_client *client);
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* One allocation that the daemon can map too: host shared memory, a sealed memfd with all its pages
+ * allocated. Use one per arena, never one per tensor (at most 1024 per worker). */
+struct reshard_segment;
+
+/* Makes a zeroed segment of `bytes` (rounded up to whole pages) in this process and hands it over.
+ * RESHARD_EEXHAUSTED: not so much memory, or over the daemon's limit. */
+RESHARD_API int reshard_segment_new(struct reshard_client *client, uint64_t bytes,
+                                    uint32_t timeout_ms, struct reshard_segment **ret_segment,
+                                    struct reshard_error *e);
+
+/* Hands over a memfd that the caller already has: fd stays the caller's (it is duplicated), is
+ * mapped here once more, and must be sealed with F_SEAL_SHRINK, be at least `bytes` long with all
+ * pages allocated (fallocate). RESHARD_EINVAL says which of these it is not. */
+RESHARD_API int reshard_segment_adopt(struct reshard_client *client, int fd, uint64_t bytes,
+                                      uint32_t timeout_ms, struct reshard_segment **ret_segment,
+                                      struct reshard_error *e);
+
+/* Where it is mapped in this process; valid until the segment is freed. Page aligned. */
+RESHARD_API void *reshard_segment_data(const struct reshard_segment *segment);
+RESHARD_API uint64_t reshard_segment_bytes(const struct reshard_segment *segment);
+
+/* Takes it back from the daemon and unmaps it here. RESHARD_EPRECOND while a worker is attached
+ * with it: detach first. Where the daemon is gone it is freed here all the same (0). After 0 the
+ * pointer is invalid. NULL is fine. */
+RESHARD_API int reshard_segment_free(struct reshard_segment *segment, uint32_t timeout_ms,
+                                     struct reshard_error *e);
+
+/* ---- layouts -------------------------------------------------------------------------------- */
+
+/* One side's description of a model (the JSON of the README's "Layouts"). Immutable. */
+struct reshard_layout;
+
+/* An axis-aligned part of a tensor, in elements. */
+struct reshard_box {
+    uint32_t n_dims;
+    uint64_t offset[RESHARD_MAX_DIMS];
+    uint64_t size[RESHARD_MAX_DIMS];
+};
+
+struct reshard_tensor {
+    const char *name;  /* borrowed from the layout */
+    const char *dtype; /* torch name, "bfloat16"; static */
+    uint32_t element_bytes;
+    uint32_t n_dims;
+    uint64_t shape[RESHARD_MAX_DIMS]; /* global */
+};
+
+/* Parses and checks a layout; needs no daemon. RESHARD_EINVAL: line and column, or tensor, cause
+ * and remedy. *ret_layout is the caller's. */
+RESHARD_API int reshard_layout_from_json(const char *text, size_t n_bytes,
+                                         struct reshard_layout **ret_layout,
+                                         struct reshard_error *e);
+RESHARD_API void reshard_layout_free(struct reshard_layout *layout); /* NULL is fine */
+
+RESHARD_API const char *reshard_layout_name(const struct reshard_layout *layout);
+RESHARD_API uint32_t reshard_layout_n_ranks(const struct reshard_layout *layout);
+/* Tensors are numbered in canonical order: by name, bytewise. */
+RESHARD_API uint32_t reshard_layout_n_tensors(const struct reshard_layout *layout);
+/* RESHARD_EINVAL beyond the last. */
+RESHARD_API int reshard_layout_tensor(const struct reshard_layout *layout, uint32_t i,
+                                      struct reshard_tensor *ret_tensor);
+/* The number of the tensor of that name, or -1. */
+RESHARD_API int64_t reshard_layout_find(const struct reshard_layout *layout, const char *name);
+/* The boxes that `rank` holds of tensor i: writes at most `capacity`, returns how many there are.
+ * Empty pieces are left out. Tensors on a mesh have at most one box per rank. */
+RESHARD_API uint32_t reshard_layout_shards(const struct reshard_layout *layout, uint32_t i,
+                                           uint32_t rank, struct reshard_box *ret_boxes,
+                                           uint32_t capacity);
+/* Bytes that `rank` holds over all tensors. */
+RESHARD_API uint64_t reshard_layout_rank_bytes(const struct reshard_layout *layout, uint32_t rank);
+
+/* ---- bindings ------------------------------------------------------------------------------- */
+
+/* A strided piece of memory that holds a box of a tensor. The pieces of a worker tile its shards
+ * exactly; no byte belongs to two elements (sources may alias tied tensors). A logical tensor
+ * inside a fused one is one piece whose offset points at its first element and whose strides are
+ * the fused tensor's: q of [q; k; v] rows of `h` bf16 elements:  offset 0,                stride
+ * {2h, 2} k of it:                                   offset q_rows · 2h,      stride {2h, 2} */
+struct reshard_piece {
+    const char *tensor; /* borrowed during the call */
+    struct reshard_segment *segment;
+    uint64_t offset_bytes; /* from the segment's start to the box's first element */
+    bool whole_shard;      /* the whole of this rank's one box of the tensor; `box` is not read */
+    struct reshard_box box;
+    bool dense; /* row-major over the box without gaps; stride_bytes is not read */
+    int64_t stride_bytes[RESHARD_MAX_DIMS]; /* per tensor dim, >= 0 */
+};
+
+/* The plain arrangement: every shard of `rank` dense, in the layout's order, each box from a
+ * multiple of `align` bytes (a power of two; 0: 64) on, the first at `offset_bytes`. Gives one
+ * piece per box, the caller's to free with reshard_pieces_free; with segment NULL only *ret_end is
+ * computed, to size a segment by, and ret_pieces may be NULL. *ret_end: first byte beyond. */
+RESHARD_API int reshard_pieces_dense(const struct reshard_layout *layout, uint32_t rank,
+                                     struct reshard_segment *segment, uint64_t offset_bytes,
+                                     uint32_t align, struct reshard_piece **ret_pieces,
+                                     size_t *ret_n_pieces, uint64_t *ret_end,
+                                     struct reshard_error *e);
+RESHARD_API void reshard_pieces_free(struct reshard_piece *pieces); /* NULL is fine */
+
+/* ---- workers -------------------------------------------------------------------------------- */
+
+/* One (model, side, layout, rank) of this process: its lease at the daemon, held by an open stream
+ * and a thread of the library until reshard_detach or the process's end. */
+struct reshard_worker;
+
+enum reshard_side { RESHARD_SOURCE = 1, RESHARD_DESTINATION = 2 };
+
+enum reshard_receive {
+    RESHARD_RECEIVE_NONE = 0,    /* sources */
+    RESHARD_RECEIVE_STAGED = 1,  /* into shadow memory; reshard_apply copies it to live */
+    RESHARD_RECEIVE_IN_PLACE = 2 /* into live memory, after reshard_ready */
+};
+
+struct reshard_attach {
+    const char *model;
+    enum reshard_side side;
+    const struct reshard_layout *layout; /* must live as long as the worker */
+    uint32_t rank;
+    uint32_t device; /* the node's local device number */
+    enum reshard_receive receive;
+    bool accept_automatically;
+    const struct reshard_piece *live; /* copied during the call; the segments must stay */
+    size_t n_live;
+    const struct reshard_piece *shadow; /* staged destinations only */
+    size_t n_shadow;
+    /* What the memory holds already, 0: nothing. It counts only after the daemon has fingerprinted
+     * it. The library keeps its own account from here on, for re-attaching. */
+    uint64_t live_version;
+    uint64_t shadow_version;
+};
+
+/* Stores the layout, attaches, waits for the daemon's answer. RESHARD_EEXIST: that rank is
+ * attached; RESHARD_EPRECOND: its layout differs from its peers'; RESHARD_EINVAL: a binding that
+ * leaves its segment, overlaps another or misses a part. *ret_worker is the caller's, to
+ * reshard_detach. */
+RESHARD_API int reshard_attach(struct reshard_client *client, const struct reshard_attach *attach,
+                               uint32_t timeout_ms, struct reshard_worker **ret_worker,
+                               struct reshard_error *e);
+
+/* Ends the lease, as the end of the process would. NULL is fine. */
+RESHARD_API void reshard_detach(struct reshard_worker *worker);
+
+struct reshard_worker_info {
+    uint64_t worker;     /* this attach's incarnation; a re-attach changes it */
+    uint64_t committed;  /* newest committed version of the model when it attached */
+    uint64_t held;       /* what the receiving memory holds, verified; 0: nothing */
+    uint64_t applied;    /* what live memory holds; 0: nothing */
+    uint64_t reattached; /* how often the library attached it again */
+    bool evicted;
+};
+/* Never blocks. held and applied are as of the last answer of the daemon. */
+RESHARD_API void reshard_worker_info(struct reshard_worker *worker,
+                                     struct reshard_worker_info *ret_info);
+
+enum reshard_event_type {
+    RESHARD_EVENT_PUBLISH_REQUESTED = 1, /* source: a submitted version waits for your publish */
+    RESHARD_EVENT_READY_REQUESTED,       /* in_place: pause, then reshard_ready */
+    RESHARD_EVENT_ACCEPT_REQUESTED,      /* staged and verified: accept or reject */
+    RESHARD_EVENT_COMMITTED,             /* the newest committed version is this one */
+    RESHARD_EVENT_ABORTED,               /* this attempt ended; reason says why */
+    RESHARD_EVENT_SOURCE_RELEASED,       /* source: you may write your memory again */
+    RESHARD_EVENT_EVICTED,               /* the lease is over for good; detach */
+    RESHARD_EVENT_REATTACHED /* the library attached again; a version in flight then has been
+                                aborted or will be: publish again where you had, and ask
+                                reshard_committed for what was missed */
+};
+
+struct reshard_event {
+    enum reshard_event_type type;
+    uint64_t version; /* REATTACHED: the newest committed version */
+    uint64_t attempt;
+    char reason[RESHARD_TEXT_BYTES]; /* ABORTED, EVICTED; else "" */
+};
+
+/* "publish_requested" …; static. */
+RESHARD_API const char *reshard_event_name(enum reshard_event_type type);
+
+/* The next event, in the daemon's order. RESHARD_EDEADLINE: none came. Events wait in the library
+ * (the newest 4096) until they are taken. */
+RESHARD_API int reshard_next_event(struct reshard_worker *worker, uint32_t timeout_ms,
+                                   struct reshard_event *ret_event, struct reshard_error *e);
+
+/* ---- what a source says --------------------------------------------------------------------- */
+
+/* A whole tensor's fingerprint in source dtype, computed the caller's own way. */
+struct reshard_expected {
+    const char *tensor;
+    uint64_t fingerprint;
+};
+
+/* "My memory holds `version` and I will not write it until it is released." Returns when the daemon
+ * has fingerprinted the memory, so the time grows with its size. expected may be NULL. */
+RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
+                                const struct reshard_expected *expected, size_t n_expected,
+                                uint32_t timeout_ms, struct reshard_error *e);
+
+/* ---- what a destination says ---------------------------------------------------------------- */
+
+/* in_place: "my engine is paused, the daemon may write my memory for this version". */
+RESHARD_API int reshard_ready(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
+                              struct reshard_error *e);
+/* The verdict on a staged version. attempt as in the ACCEPT_REQUESTED event. */
+RESHARD_API int reshard_accept(struct reshard_worker *worker, uint64_t version, uint64_t attempt,
+                               uint32_t timeout_ms, struct reshard_error *e);
+RESHARD_API int reshard_reject(struct reshard_worker *worker, uint64_t version, uint64_t attempt,
+                               const char *reason, uint32_t timeout_ms, struct reshard_error *e);
+/* staged: the daemon copies the committed version from shadow to live memory and verifies it; the
+ * engine must not read its weights meanwhile. *ret_elapsed_ns (may be NULL): the daemon's time. */
+RESHARD_API int reshard_apply(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
+                              uint64_t *ret_elapsed_ns, struct reshard_error *e);
+/* staged: this version will never be applied here; the shadow is free for the next one. */
+RESHARD_API int reshard_skip(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
+                             struct reshard_error *e);
+
+/* ---- versions ------------------------------------------------------------------------------- */
+
+enum reshard_release { /* when the sources may write again */
+                       RESHARD_RELEASE_DEFAULT = 0,
+                       RESHARD_RELEASE_READ = 1,
+                       RESHARD_RELEASE_STAGED = 2, /* the default */
+                       RESHARD_RELEASE_COMMITTED = 3
+};
+
+enum reshard_verify {
+    RESHARD_VERIFY_DEFAULT = 0, /* as the daemon's config says; full unless changed */
+    RESHARD_VERIFY_OFF = 1,
+    RESHARD_VERIFY_SAMPLED = 2,
+    RESHARD_VERIFY_FULL = 3
+};
+
+enum reshard_strategy {
+    RESHARD_STRATEGY_DEFAULT = 0, /* reshard */
+    RESHARD_STRATEGY_RESHARD = 1,
+    RESHARD_STRATEGY_DIRECT = 2,
+    RESHARD_STRATEGY_GATHER_BROADCAST = 3
+};
+
+struct reshard_strategy_rule {
+    const char *glob; /* on tensor names, as fnmatch; the first that matches */
+    enum reshard_strategy strategy;
+};
+
+struct reshard_policy {
+    const char *layout_name;
+    uint32_t min_instances; /* that must accept; 0: the layout is optional */
+};
+
+struct reshard_submit {
+    enum reshard_release release_at;
+    enum reshard_verify verify;
+    enum reshard_strategy strategy;
+    const struct reshard_strategy_rule *rules;
+    size_t n_rules;
+    const struct reshard_policy *policy; /* layouts not named: every instance */
+    size_t n_policy;
+    uint32_t prepare_timeout_ms; /* of the phases, at the daemon; 0: as its config says */
+    uint32_t transfer_timeout_ms;
+    uint32_t accept_timeout_ms;
+    const char *request_id; /* the same id gets the same answer; NULL: the library makes one */
+};
+
+/* Asks for a refit of `version`. Returns when the request is durable at the daemon; options may be
+ * NULL. RESHARD_EPRECOND: not above the newest committed or in flight. *ret_attempt (may be NULL):
+ * 0 where it was queued behind another. */
+RESHARD_API int reshard_submit(struct reshard_client *client, const char *model, uint64_t version,
+                               const struct reshard_submit *options, uint32_t timeout_ms,
+                               uint64_t *ret_attempt, struct reshard_error *e);
+
+enum reshard_phase {
+    RESHARD_PHASE_NONE = 0,
+    RESHARD_SUBMITTED,
+    RESHARD_PLANNED,
+    RESHARD_PREPARED,
+    RESHARD_TRANSFERRING,
+    RESHARD_STAGED,
+    RESHARD_ACCEPTING,
+    RESHARD_COMMITTED,
+    RESHARD_ABORTING,
+    RESHARD_ABORTED,
+    RESHARD_SUPERSEDED
+};
+/* "submitted" …; static. */
+RESHARD_API const char *reshard_phase_name(enum reshard_phase phase);
+
+/* Bytes by tier, as the daemon counts them; unique bytes are never mixed with received ones. */
+struct reshard_bytes {
+    uint64_t landed, total;           /* at destination ranks: so far, in the end */
+    uint64_t network, domain, device; /* between domains, inside one, on one device */
+    uint64_t skipped;                 /* were already held */
+    uint64_t network_minimum;         /* unique bytes that the domains need and do not hold */
+};
+
+struct reshard_state {
+    uint64_t version, attempt;
+    enum reshard_phase phase;
+    struct reshard_bytes bytes;
+    bool source_released;
+    uint64_t elapsed_ns;                  /* since it was submitted */
+    char reason[RESHARD_TEXT_BYTES];      /* ABORTING, ABORTED */
+    char waiting_for[RESHARD_TEXT_BYTES]; /* who has not answered yet, in words */
+};
+
+enum reshard_until {
+    RESHARD_UNTIL_RELEASED = 1, /* sources may write again (or the version is final) */
+    RESHARD_UNTIL_COMMITTED,
+    RESHARD_UNTIL_FINAL /* COMMITTED, ABORTED or SUPERSEDED; each is a success of the wait */
+};
+
+/* Called on the waiting thread at each change and about ten times a second while bytes move. Not 0
+ * ends the wait with RESHARD_ECANCELED. It must not call back into the same client. */
+typedef int (*reshard_progress)(const struct reshard_state *state, void *arg);
+
+/* Waits until the version is there. A version that ends otherwise: RESHARD_EABORTED with the reason
+ * (for RELEASED too: an aborted version is released), a superseded one RESHARD_EPRECOND.
+ * RESHARD_EDEADLINE names the phase and who is missing. ret_state (may be NULL) gets the last state
+ * seen, also on failure where there was one (version != 0). */
+RESHARD_API int reshard_wait(struct reshard_client *client, const char *model, uint64_t version,
+                             enum reshard_until until, reshard_progress progress, void *arg,
+                             uint32_t timeout_ms, struct reshard_state *ret_state,
+                             struct reshard_error *e);
+
+/* Adds a time mark of the caller's own to a version ("generation_begin" …). worker may be NULL. A
+ * mark whose answer was lost may be there twice. */
+RESHARD_API int reshard_mark(struct reshard_client *client, const char *model, uint64_t version,
+                             const char *name, struct reshard_worker *worker, uint32_t timeout_ms,
+                             struct reshard_error *e);
+
+struct reshard_committed {
+    uint64_t version;
+    uint64_t committed_wall_ns; /* since 1970; for people */
+    uint64_t held, applied;     /* by the asking worker; 0 without one */
+};
+
+/* The newest committed version. wait_ms > 0: returns early when one above newer_than is committed,
+ * at its end with the newest there is. RESHARD_ENOTFOUND: none yet. timeout_ms counts beyond
+ * wait_ms. worker may be NULL. */
+RESHARD_API int reshard_committed(struct reshard_client *client, const char *model,
+                                  uint64_t newer_than, uint32_t wait_ms,
+                                  struct reshard_worker *worker, uint32_t timeout_ms,
+                                  struct reshard_committed *ret_committed, struct reshard_error *e);
+
+/* The newest committed version (if any), then each newly committed one, in order, none twice, over
+ * restarts of the daemon. fn runs on the calling thread; not 0 ends the watch with 0. timeout_ms is
+ * of the whole watch: RESHARD_EDEADLINE at its end. */
+RESHARD_API int reshard_watch(struct reshard_client *client, const char *model,
+                              struct reshard_worker *worker, uint32_t timeout_ms,
+                              int (*fn)(const struct reshard_committed *committed, void *arg),
+                              void *arg, struct reshard_error *e);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
