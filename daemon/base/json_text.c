@@ -50,3 +50,33 @@ void json_put_string(struct buf *b, const char *s)
     }
     buf_put(b, "\"", 1);
 }
+
+/* The byte after the string that begins at `at` (its opening quote), or n where it does not end. */
+static size_t string_end(const char *text, size_t n, size_t at)
+{
+    for (at++; at < n && text[at] != '"'; at++)
+        if (text[at] == '\\')
+            at++;
+    return at < n ? at + 1 : n;
+}
+
+int json_check_size(const char *text, size_t n_bytes, const char *what, size_t max_bytes,
+                    size_t max_values, unsigned max_depth, struct err *e)
+{
+    size_t values = 1;
+    unsigned depth = 0;
+    if (n_bytes > max_bytes)
+        return err_set(e, RS_EEXHAUSTED, "%s has %zu bytes; at most %zu are read", what, n_bytes,
+                       max_bytes);
+    for (size_t at = 0; at < n_bytes;) {
+        char c = text[at];
+        at = c == '"' ? string_end(text, n_bytes, at) : at + 1;
+        values += c == ',' || c == '[' || c == '{';
+        if ((c == '[' || c == '{') && ++depth > max_depth)
+            return err_set(e, RS_EEXHAUSTED, "%s is nested deeper than %u", what, max_depth);
+        depth -= (c == ']' || c == '}') && depth > 0;
+    }
+    if (values > max_values)
+        return err_set(e, RS_EEXHAUSTED, "%s has more than %zu values", what, max_values);
+    return 0;
+}

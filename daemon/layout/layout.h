@@ -22,7 +22,8 @@ enum {
     LAYOUT_MAX_MESHES = 1 << 16,
     LAYOUT_MAX_TENSORS = 1 << 20,
     LAYOUT_MAX_REGIONS = 1 << 20, /* of all tensors together */
-    LAYOUT_MAX_JSON_BYTES = 1 << 28
+    LAYOUT_MAX_JSON_BYTES = 1 << 28,
+    LAYOUT_MAX_JSON_VALUES = 1 << 24
 };
 
 #define LAYOUT_REPLICATE (-1) /* placements[i]: else the tensor dim that mesh dim i shards */
