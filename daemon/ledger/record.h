@@ -1,0 +1,131 @@
+/* What the ledger remembers: plain records, shared by the decider (which makes them) and the ledger
+ * (which keeps them). No code.
+ *
+ * Every record is an upsert of its key; nothing is ever deleted by a record. Strings and blobs are
+ * borrowed. Monotonic times are never in a record: a span counts from the version's submission, a
+ * wall time is for people. */
+#ifndef RS_LEDGER_RECORD_H
+#define RS_LEDGER_RECORD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum ledger_kind {
+    LEDGER_MODEL = 1,  /* key: model */
+    LEDGER_LAYOUT,     /* key: digest */
+    LEDGER_MEMBER,     /* key: model, side, layout name */
+    LEDGER_EPOCH,      /* key: model, epoch */
+    LEDGER_VERSION,    /* key: model, version */
+    LEDGER_REQUEST,    /* key: model, request id */
+    LEDGER_ATTEMPT,    /* key: model, attempt */
+    LEDGER_ACCEPTANCE, /* key: model, version, layout name, instance */
+    LEDGER_MARK        /* no key: appended */
+};
+
+/* The durable high-water marks of one model. Each may only grow: a record with a smaller number
+ * leaves the greater one. */
+struct ledger_model {
+    uint64_t committed; /* newest committed version; 0: none */
+    uint64_t attempt;   /* newest attempt id given out: ids above it are free */
+    uint64_t epoch;     /* newest epoch that an attempt was given */
+};
+
+/* A layout by its digest; `json` is layout_to_json's text. Written once, before anyone may name it.
+ */
+struct ledger_layout {
+    uint8_t digest[16];
+    const char *name;
+    const char *json;
+};
+
+/* That a layout belongs to a model (`active`), or did. */
+struct ledger_member {
+    uint32_t side;    /* enum refit_side */
+    const char *name; /* of the layout */
+    uint8_t digest[16];
+    bool active;
+};
+
+struct ledger_epoch {
+    uint64_t epoch;
+    uint64_t wall_ns;
+    const char *members; /* in words, for people: "rollout/rank 3 on node 0, …" */
+};
+
+/* One version. phase: enum refit_phase, which is the API's Phase. */
+struct ledger_version {
+    uint64_t version;
+    uint32_t phase;
+    uint64_t attempt;    /* the newest; 0: none yet */
+    uint64_t n_attempts; /* how many there were */
+    uint64_t epoch;
+    uint8_t content[16];  /* digest of what was asked for: layouts and options */
+    uint64_t publication; /* sum over the publications; 0: not known */
+    const void *options;  /* packed RefitOptions, not read here */
+    size_t n_options_bytes;
+    const char *reason; /* ABORTED, SUPERSEDED; NULL or "": none */
+    uint64_t submitted_wall_ns;
+    uint64_t committed_wall_ns;
+    uint64_t total_ns, wire_ns, stall_ns; /* submitted to final, first to last byte, submitted to
+                                             source released */
+    uint64_t landed, network, domain, device, skipped, total, network_minimum; /* bytes */
+    uint8_t plan_digest[16];
+    const char *strategy; /* NULL or "": not planned */
+    /* Committed: u64 fingerprint per tensor of the source layout, so that memory which says that it
+     * holds this version can be checked after a restart. NULL leaves what is stored as it is. */
+    const void *fingerprints;
+    size_t n_fingerprints_bytes;
+};
+
+/* The answer that a request id got, so that it gets it again. */
+struct ledger_request {
+    const char *id;
+    uint64_t version;
+    uint64_t attempt;
+    uint32_t phase;
+};
+
+struct ledger_attempt {
+    uint64_t attempt;
+    uint64_t version;
+    uint64_t epoch;
+    uint32_t phase; /* how far it came, or COMMITTED, ABORTED */
+    const char *reason;
+};
+
+struct ledger_acceptance {
+    uint64_t version;
+    const char *layout_name;
+    uint32_t instance;
+    uint64_t attempt;
+    bool accepted;
+    const char *reason; /* of a rejection */
+};
+
+struct ledger_mark {
+    uint64_t version;
+    uint64_t attempt;
+    const char *name;
+    const char *who;
+    int64_t at_ns; /* since the version's submission */
+    uint64_t wall_ns;
+};
+
+struct ledger_record {
+    enum ledger_kind kind;
+    const char *model; /* NULL for LEDGER_LAYOUT */
+    union {
+        struct ledger_model as_model;
+        struct ledger_layout layout;
+        struct ledger_member member;
+        struct ledger_epoch epoch;
+        struct ledger_version version;
+        struct ledger_request request;
+        struct ledger_attempt attempt;
+        struct ledger_acceptance acceptance;
+        struct ledger_mark mark;
+    };
+};
+
+#endif

@@ -1,0 +1,500 @@
+/* The coordinator's decider for one model: what happens to each version. Pure.
+ *
+ * refit_step(refit, event, update) takes one event and answers with a list of actions. It reads no
+ * clock (every event carries both), does no I/O, draws nothing at random: the same events give the
+ * same actions, which test/sim lives on. The service feeds events and carries actions out, in their
+ * order.
+ *
+ * Record → durable → act → reply: an action whose effect may be seen only after something is
+ * durable is emitted by the step of the DURABLE event, never before.
+ *
+ * Memory: refit_step obtains all that the step can need before it changes anything. RS_ENOMEM:
+ * nothing was changed, the update is empty; the caller answers the request with it, or gives the
+ * same event again. Every other outcome is 0: a request that is refused gets a REPLY action with
+ * its code.
+ *
+ * Waits: whoever asked with a cookie (not 0) gets exactly one REPLY. Every wait has a deadline (see
+ * refit_config), and TICK must be given when the last SET_DEADLINE's time has come.
+ *
+ * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
+ * supersede, abort), attempt.c (from PLAN to COMMITTED or ABORTED), workers.c (attach, publish,
+ * ready, verdict, apply, states), restore.c. Thread: one (the loop). */
+#ifndef RS_REFIT_REFIT_H
+#define RS_REFIT_REFIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/queue.h"
+#include "base/sm.h"
+#include "ledger/record.h"
+
+#define REFIT_VERSION_MAX UINT64_C(0x7FFFFFFFFFFFFFFF)
+#define REFIT_NEVER       UINT64_MAX
+
+enum {
+    REFIT_MAX_NODES = 4096,
+    REFIT_MAX_LAYOUTS = 64, /* destination layouts of one model */
+    REFIT_MAX_POLICIES = 64,
+    REFIT_MAX_NAME_BYTES = 512,
+    REFIT_MAX_WAITERS = 65536 /* requests that wait for an answer */
+};
+
+/* The API's numbers (reshard.v1.Phase). */
+enum refit_phase {
+    REFIT_NONE = 0,
+    REFIT_SUBMITTED,
+    REFIT_PLANNED,
+    REFIT_PREPARED,
+    REFIT_TRANSFERRING,
+    REFIT_STAGED,
+    REFIT_ACCEPTING,
+    REFIT_COMMITTED,
+    REFIT_ABORTING,
+    REFIT_ABORTED,
+    REFIT_SUPERSEDED,
+    REFIT_N_PHASES
+};
+
+enum refit_side { REFIT_SOURCE = 1, REFIT_DESTINATION = 2 };
+enum refit_receive { REFIT_RECEIVE_NONE = 0, REFIT_STAGED_RECEIVE = 1, REFIT_IN_PLACE = 2 };
+enum refit_release_at {
+    REFIT_RELEASE_DEFAULT = 0, /* staged */
+    REFIT_RELEASE_READ = 1,
+    REFIT_RELEASE_STAGED = 2,
+    REFIT_RELEASE_COMMITTED = 3
+};
+/* The API's numbers (reshard.v1.WorkerState). */
+enum refit_worker_state {
+    REFIT_WORKER_EMPTY = 0,
+    REFIT_WORKER_CURRENT,
+    REFIT_WORKER_STALE,
+    REFIT_WORKER_TORN,
+    REFIT_WORKER_UNCOMMITTED,
+    REFIT_WORKER_GONE
+};
+
+const char *refit_phase_name(int phase); /* "SUBMITTED" … */
+const char *refit_worker_state_name(int state);
+bool refit_phase_final(int phase); /* COMMITTED, ABORTED, SUPERSEDED */
+
+struct refit_config {
+    uint32_t prepare_timeout_ms;  /* from an attempt's begin to its START: 60000 */
+    uint32_t transfer_timeout_ms; /* START to STAGED: 600000 */
+    uint32_t accept_timeout_ms;   /* STAGED to COMMITTED: 60000 */
+    uint32_t
+        quiesce_timeout_ms; /* ABORTING to all QUIESCED; then the silent node is expelled: 5000 */
+    uint32_t max_versions;  /* ended versions kept in memory, 4096 */
+    uint32_t max_workers;   /* 65536 */
+};
+/* The values above. */
+void refit_config_default(struct refit_config *ret);
+
+struct refit_bytes {
+    uint64_t landed, network, domain, device, skipped, total, network_minimum;
+};
+
+/* --- what the service may read (never write)
+ * ------------------------------------------------------ */
+
+/* How many instances of a layout must accept. */
+struct refit_policy {
+    char *layout_name;
+    uint32_t min_instances; /* 0: optional */
+};
+
+struct refit_instance {
+    uint32_t n_ranks; /* that the layout puts in it */
+    /* The attempt in flight: */
+    bool taking_part;
+    bool excluded; /* from this version: it failed in an earlier attempt and the policy can do
+                      without */
+    enum { REFIT_NO_VERDICT, REFIT_ACCEPTED, REFIT_REJECTED } verdict;
+    char reason[256]; /* of a rejection or exclusion */
+};
+
+struct refit_layout {
+    struct queue link;
+    enum refit_side side;
+    char *name;
+    uint8_t digest[16];
+    uint32_t n_ranks;
+    uint32_t *instance_of_rank;           /* UINT32_MAX: an unused rank id; sources: 0 */
+    struct refit_worker **worker_of_rank; /* NULL: none was ever here */
+    struct refit_instance *instances;
+    uint32_t n_instances;
+    bool wanted;         /* part of the model: a worker of it is known, or the ledger says so */
+    bool wanted_durable; /* as the ledger has it */
+};
+
+struct refit_worker {
+    struct queue link; /* in refit.workers, in the order of first attach */
+    uint64_t id;       /* incarnation of its attach */
+    uint32_t node;
+    uint32_t rank;
+    struct refit_layout *layout;
+    enum refit_receive receive;
+    bool accept_automatically;
+    bool gone; /* the lease ended; kept so that what is missing has a name, until its rank attaches
+                  again or it leaves for good */
+    char gone_reason[128];
+    /* sources */
+    uint64_t published;   /* newest version published */
+    uint64_t publication; /* of `published` */
+    bool released;        /* `published` may have been overwritten since */
+    /* destinations */
+    uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
+    uint64_t held_content; /* its publication sum; 0: not known */
+    uint64_t applied;      /* version in live memory; 0: none */
+    uint64_t skipped;      /* version that will never be applied here */
+    bool torn;             /* live memory is partly written */
+    uint64_t ready;        /* in_place: version it is paused for; 0: none */
+    uint64_t applying;     /* version being applied now; 0: none */
+    bool taking_part;      /* in the attempt in flight */
+    bool asked_publish, asked_ready, asked_accept;
+    enum { REFIT_WORKER_NO_VERDICT, REFIT_WORKER_ACCEPTED, REFIT_WORKER_REJECTED } verdict;
+};
+
+struct refit_version {
+    struct queue link; /* in refit.versions, ascending by version */
+    uint64_t version;
+    struct sm phase; /* refit_phase */
+    bool durable;    /* its submission is */
+    uint8_t content[16];
+    uint64_t publication; /* sum of what the sources published for it; 0: not yet known */
+    void *options;        /* packed RefitOptions as submitted */
+    size_t n_options_bytes;
+    struct refit_policy *policies;
+    uint32_t n_policies;
+    enum refit_release_at release_at;
+    uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms;
+    uint64_t attempt; /* newest; 0: none */
+    uint64_t n_attempts;
+    uint64_t epoch;
+    bool source_released;
+    char reason[ERR_TEXT_BYTES]; /* ABORTING, ABORTED, SUPERSEDED */
+    int code;                    /* with reason */
+    uint64_t submitted_ns;       /* monotonic; 0: before this start */
+    uint64_t submitted_wall_ns, committed_wall_ns;
+    uint64_t total_ns, wire_ns, stall_ns;
+    struct refit_bytes bytes;
+    uint8_t plan_digest[16];
+    char strategy[32];
+    struct queue requests; /* of struct refit_request (private) */
+    uint32_t n_requests;
+};
+
+struct refit_node {
+    uint32_t node;
+    bool up;
+    enum {
+        REFIT_NODE_IDLE,
+        REFIT_NODE_ASKED,
+        REFIT_NODE_PREPARED,
+        REFIT_NODE_STARTED,
+        REFIT_NODE_STAGED,
+        REFIT_NODE_ABORTING
+    } part; /* in the attempt in flight */
+    bool taking_part;
+    bool sources_read;
+    struct refit_bytes bytes;
+    uint64_t first_byte_ns, last_byte_ns, sources_read_ns, verified_ns;
+};
+
+struct refit_waiter; /* private */
+struct refit_write;
+
+struct refit {
+    char *model;
+    struct refit_config config;
+    struct queue layouts;  /* struct refit_layout */
+    struct queue workers;  /* struct refit_worker */
+    struct queue versions; /* struct refit_version: ended ones, the queued one, the one in flight */
+    struct refit_node *nodes;
+    size_t n_nodes, nodes_capacity;
+    uint32_t n_workers;
+    uint32_t n_versions;
+    uint64_t committed;                       /* newest committed version; 0: none */
+    uint64_t committed_wall_ns, committed_ns; /* ns: monotonic, 0: before this start */
+    uint64_t known_committed; /* newest that any member has told of; above `committed`: the ledger
+                                 is behind, and refit says so in its refusals */
+    struct refit_version *in_flight; /* NULL: none */
+    struct refit_version *queued;    /* NULL: none */
+    uint64_t attempt_high;           /* newest attempt id given out */
+    uint64_t epoch;
+    bool epoch_stale; /* membership has changed since `epoch` was given */
+    uint64_t n_superseded, n_aborted, n_committed; /* since the ledger began */
+    uint64_t deadline_ns;                          /* of the present wait; REFIT_NEVER: none */
+    uint64_t deadline_told_ns;
+    bool planning;     /* PLAN is out */
+    bool committing;   /* the commit record is on its way: nothing can abort it but the ledger */
+    bool ending;       /* the end record is on its way */
+    bool expelled;     /* silent nodes were asked to be replaced in this ABORTING */
+    bool again;        /* after ABORTING: another attempt without the excluded instances */
+    uint64_t sequence; /* newest PERSIST */
+    struct refit_waiter *waiters;
+    size_t n_waiters, waiters_capacity;
+    struct refit_write *writes;
+    size_t n_writes, writes_capacity;
+};
+
+/* --- events
+ * ----------------------------------------------------------------------------------------- */
+
+enum refit_event_type {
+    REFIT_EV_LAYOUT = 1, /* a layout belongs (or may come to belong) to the model */
+    REFIT_EV_SUBMIT,
+    REFIT_EV_ABORT,
+    REFIT_EV_ATTACHED,
+    REFIT_EV_LEFT,
+    REFIT_EV_PUBLISHED,
+    REFIT_EV_READY,
+    REFIT_EV_VERDICT,
+    REFIT_EV_APPLY,
+    REFIT_EV_APPLIED,
+    REFIT_EV_MARK,
+    REFIT_EV_PLANNED,
+    REFIT_EV_PREPARED,
+    REFIT_EV_PROGRESS,
+    REFIT_EV_STAGED,
+    REFIT_EV_FAILED,
+    REFIT_EV_QUIESCED,
+    REFIT_EV_NODE_UP,   /* its data plane is ready (again) */
+    REFIT_EV_NODE_LOST, /* its data plane is dead, or its lease and everything of it is over */
+    REFIT_EV_DURABLE,
+    REFIT_EV_NOT_DURABLE,
+    REFIT_EV_RESTORED, /* the last row of the ledger has been restored */
+    REFIT_EV_TICK
+};
+
+/* What stands in an event is borrowed for the step. Events of an older attempt, from unknown
+ * workers or nodes, and repeated ones change nothing (and are answered, where they carry a cookie).
+ */
+struct refit_event {
+    enum refit_event_type type;
+    uint64_t now_ns;  /* monotonic, never smaller than in the event before */
+    uint64_t wall_ns; /* shown, never compared */
+    uint64_t cookie;  /* names the request that waits for a REPLY; 0: nobody waits */
+    union {
+        struct {
+            enum refit_side side;
+            const char *name;
+            const uint8_t *digest;            /* 16 bytes */
+            const uint32_t *instance_of_rank; /* n_ranks; UINT32_MAX: unused rank id; sources: 0 */
+            uint32_t n_ranks;
+            uint32_t n_instances; /* sources: 1 */
+            bool member;          /* the ledger says that it is part of the model */
+        } layout; /* replied: 0; RS_EPRECOND: live workers hold another layout of that name (or
+                     source) */
+        struct {
+            uint64_t version;
+            const char *request_id;
+            const uint8_t *content; /* 16 bytes: digest over layout digests and options */
+            const void *options;    /* kept and persisted, not read */
+            size_t n_options_bytes;
+            enum refit_release_at release_at;
+            const struct refit_policy *policies;
+            uint32_t n_policies;
+            uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms; /* 0: config */
+        } submit; /* replied when durable, with version, attempt (0: queued) and phase */
+        struct {
+            uint64_t version; /* 0: whatever is in flight or else queued */
+            const char *reason;
+        } abort; /* replied when ABORTED is durable, with version */
+        struct {
+            uint64_t worker; /* new, or (resume) that of a known one */
+            uint32_t node;
+            enum refit_side side;
+            const char *layout_name; /* a layout that LAYOUT has told */
+            uint32_t rank;
+            enum refit_receive receive;
+            bool accept_automatically;
+            uint64_t live,
+                shadow; /* versions that its memory holds, verified by fingerprint; 0: none */
+        } attached;     /* replied: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout,
+                           RS_EINVAL,     RS_EEXHAUSTED; values: version = committed, attempt = held, value
+                           = applied */
+        struct {
+            uint64_t worker;
+            bool for_good; /* it said goodbye, or an operator evicted it: nobody waits for it any
+                              more */
+            const char *reason;
+        } left; /* replied: 0, RS_ENOTFOUND */
+        struct {
+            uint64_t worker;
+            uint64_t version;
+            uint64_t
+                publication; /* names the content: the same content, the same number; 0: unknown */
+        } published;         /* replied: value = publication */
+        struct {
+            uint64_t worker;
+            uint64_t version;
+        } ready;
+        struct {
+            uint64_t worker;
+            uint64_t version;
+            uint64_t attempt; /* 0: whichever is in flight */
+            bool accept;
+            const char *reason;
+        } verdict;
+        struct {
+            uint64_t worker;
+            uint64_t version;
+            bool skip;
+        } apply; /* replied when done: version = what live memory holds now */
+        struct {
+            uint64_t worker;
+            uint64_t version;
+            int code; /* 0, or why: live memory is torn then */
+            const char *text;
+        } applied;
+        struct {
+            uint64_t version;
+            const char *name;
+            uint64_t worker; /* 0: not a worker's */
+        } mark;
+        struct {
+            uint64_t attempt;
+            int code; /* 0, or why there is no plan */
+            const char *text;
+            const uint8_t *digest; /* 16 bytes, where code is 0 */
+            struct refit_bytes
+                totals; /* total, network_minimum, network, domain, device as planned */
+            const char *strategy;
+        } planned;
+        struct { /* PREPARED, PROGRESS, STAGED, FAILED, QUIESCED, NODE_UP, NODE_LOST */
+            uint32_t node;
+            uint64_t attempt;
+            int code; /* FAILED */
+            const char *text;
+            uint64_t worker;    /* FAILED: whose fault, where it is one destination worker's; 0: not
+                                   known */
+            uint64_t committed; /* NODE_UP: newest committed version that it knows of; 0: none */
+            struct refit_bytes
+                bytes; /* PROGRESS and STAGED: landed, network, domain, device, skipped */
+            uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
+                verified_ns; /* monotonic, 0: not yet */
+        } node;
+        struct {
+            uint64_t sequence; /* of the PERSIST */
+            int code; /* NOT_DURABLE: RS_EFULL, RS_EDISK, RS_ENOMEM; it left nothing behind */
+            const char *text;
+        } durable;
+    };
+};
+
+/* --- actions
+ * ---------------------------------------------------------------------------------------- */
+
+enum refit_action_type {
+    REFIT_DO_PERSIST =
+        1,         /* one transaction; answer DURABLE or NOT_DURABLE with its sequence, in order */
+    REFIT_DO_PLAN, /* plan for the workers that take part; answer PLANNED */
+    REFIT_DO_PREPARE, /* on a node; answer PREPARED or FAILED */
+    REFIT_DO_START,   /* on a node; answer PROGRESS*, then STAGED or FAILED */
+    REFIT_DO_ABORT,   /* on a node; answer QUIESCED */
+    REFIT_DO_EXPEL,   /* a node has not quiesced in time: end its data plane; answer NODE_LOST */
+    REFIT_DO_APPLY,   /* a worker: shadow to live; answer APPLIED */
+    REFIT_DO_REPLY,
+    REFIT_DO_NOTIFY,      /* a version's state has changed: watchers */
+    REFIT_DO_COMMITTED,   /* the model's newest committed version is durable: pollers */
+    REFIT_DO_TELL,        /* one worker's event stream */
+    REFIT_DO_MARK,        /* a time mark, written lazily */
+    REFIT_DO_SET_DEADLINE /* give TICK at at_ns (replaces the one before); REFIT_NEVER: none */
+};
+
+enum refit_tell {
+    REFIT_TELL_PUBLISH_REQUESTED = 1,
+    REFIT_TELL_READY_REQUESTED,
+    REFIT_TELL_ACCEPT_REQUESTED,
+    REFIT_TELL_COMMITTED,
+    REFIT_TELL_ABORTED,
+    REFIT_TELL_SOURCE_RELEASED
+};
+
+struct refit_action {
+    enum refit_action_type type;
+    enum refit_tell tell;   /* TELL */
+    int code;               /* REPLY */
+    uint32_t node;          /* PREPARE, START, ABORT, EXPEL */
+    enum refit_phase phase; /* REPLY, NOTIFY */
+    uint64_t cookie;        /* REPLY */
+    uint64_t worker;        /* TELL, APPLY */
+    uint64_t version, attempt, epoch;
+    uint64_t value;    /* REPLY: see the event */
+    uint64_t sequence; /* PERSIST */
+    uint64_t at_ns;    /* SET_DEADLINE, PREPARE (its deadline): monotonic */
+    int64_t since_ns;  /* MARK: since the version's submission */
+    uint64_t wall_ns;  /* MARK, COMMITTED */
+    const char *text;  /* REPLY, TELL, NOTIFY, ABORT: in words, or ""; MARK: its name */
+    const char *who;   /* MARK: "rollout/instance 0", "" for the version itself */
+    const struct ledger_record *records; /* PERSIST; fingerprints may be filled in by the service */
+    size_t n_records;
+};
+
+/* The answer of one step; belongs to the caller, is used again for every step. What actions point
+ * to lives until the next step with this update, or refit_update_close. */
+struct refit_update {
+    struct refit_action *actions;
+    size_t n_actions, actions_capacity;
+    struct ledger_record *records;
+    size_t n_records, records_capacity;
+    char *text;
+    size_t n_text_bytes, text_capacity;
+};
+
+void refit_update_init(struct refit_update *u);
+void refit_update_close(struct refit_update *u);
+
+/* --- the decider
+ * ------------------------------------------------------------------------------------ */
+
+/* NULL: no memory. config NULL: defaults. */
+struct refit *refit_new(const char *model, const struct refit_config *config);
+void refit_free(struct refit *r);
+
+/* 0 or RS_ENOMEM (nothing changed). */
+int refit_step(struct refit *r, const struct refit_event *ev, struct refit_update *u);
+
+/* Before the first step: gives the ledger's rows of this model back (MODEL, MEMBER is for the
+ * service: LAYOUT with `member`; VERSION, REQUEST; others are ignored). Then one RESTORED event:
+ * whatever was not final is ABORTED, since its data planes are new. RS_ENOMEM; RS_EDISK: the row
+ * makes no sense. */
+int refit_restore(struct refit *r, const struct ledger_record *row, struct err *e);
+
+/* --- questions
+ * -------------------------------------------------------------------------------------- */
+
+struct refit_version *refit_find_version(const struct refit *r, uint64_t version);
+struct refit_worker *refit_find_worker(const struct refit *r, uint64_t worker);
+struct refit_layout *refit_find_layout(const struct refit *r, enum refit_side side,
+                                       const char *name);
+/* Whether a source worker may publish a version now: 0 fingerprint it, then PUBLISHED; 1 it is
+ * published already and still holds (answer worker->publication); RS_EPRECOND, RS_EINVAL with the
+ * reason. */
+int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version, struct err *e);
+/* True where this destination worker's receiving memory already holds the content of the attempt in
+ * flight: none of its cells need be moved. For PREPARE. */
+bool refit_holds_already(const struct refit *r, const struct refit_worker *w);
+/* True where neither the memory of this worker may be unmapped nor its bindings changed: the
+ * attempt in flight (or an Apply) uses it. */
+bool refit_worker_busy(const struct refit *r, const struct refit_worker *w);
+enum refit_worker_state refit_worker_state(const struct refit *r, const struct refit_worker *w);
+/* "publishing", "waiting for Ready", "applying", "waiting for Accept" … or "". */
+const char *refit_worker_doing(const struct refit *r, const struct refit_worker *w);
+/* The worst state and the least applied version of an instance's workers. */
+enum refit_worker_state refit_instance_state(const struct refit *r, const struct refit_layout *l,
+                                             uint32_t instance, uint64_t *ret_applied);
+/* In words, who has not answered yet in this version's phase: calls fn for at most `max`, returns
+ * how many there are. */
+size_t refit_waiting_for(const struct refit *r, const struct refit_version *v, size_t max,
+                         void (*fn)(const char *who, void *arg), void *arg);
+/* The sum over the nodes while in flight, else what was recorded. */
+struct refit_bytes refit_version_bytes(const struct refit *r, const struct refit_version *v);
+
+/* Proves the invariants of phase.c (asserts). Cheap enough for every step of a test. */
+void refit_check(const struct refit *r);
+
+#endif
