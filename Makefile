@@ -45,6 +45,7 @@ USES_service    := peer exec refit plan layout topology ledger rpc memory
 
 FOLDERS := kernels layout topology ledger device rpc plan memory transport refit exec peer service
 LIBS_base      := -lpthread
+LIBS_kernels   := -lm
 LIBS_layout    := -ljansson -lxxhash
 LIBS_topology  := -ljansson
 LIBS_ledger    := -lsqlite3
