@@ -1,0 +1,442 @@
+/* Blocking calls over gRPC C core.
+ *
+ * Every call has a completion queue of its own that is plucked by tag, so that a sender and a
+ * receiver may wait at the same time. A batch whose wait ran out stays under way; its tag is
+ * awaited before the next of its kind starts, and all are awaited before the call is freed. */
+#include "rpc/rpc_client.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+
+#include "base/mem.h"
+#include "rpc/rpc_listen.h"
+
+#include "base/banned.h"
+
+/* A reply larger than this is refused: no daemon of ours sends one. */
+#define MAX_REPLY_BYTES (256U << 20)
+/* As the daemon's defaults (rpc.h): what one side sends the other must permit. */
+#define KEEPALIVE_MS         1000
+#define KEEPALIVE_TIMEOUT_MS 2000
+/* A daemon that restarts is found again within a second. */
+#define RECONNECT_FIRST_MS 100
+#define RECONNECT_MOST_MS  1000
+
+struct rpc_channel {
+    grpc_channel *grpc;
+    char *token; /* owned, may be NULL */
+};
+
+/* What a batch is waited for by; its address is the tag. */
+struct batch {
+    bool under_way;
+};
+
+struct rpc_stream {
+    grpc_call *call;
+    grpc_completion_queue *cq;
+    grpc_metadata token;
+    struct batch status_batch, send_batch, receive_batch;
+    bool half_closed;
+    bool ended; /* status and text are there */
+    grpc_status_code status;
+    grpc_slice text;
+    grpc_metadata_array initial, trailing;
+    grpc_byte_buffer *sending, *received;
+};
+
+/* --- channel
+ * -------------------------------------------------------------------------------------- */
+
+static grpc_arg int_arg(const char *key, int value)
+{
+    grpc_arg a = {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key};
+    a.value.integer = value;
+    return a;
+}
+
+static grpc_channel *new_grpc_channel(const char *target)
+{
+    grpc_arg args[] = {
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_REPLY_BYTES),
+        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
+        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, KEEPALIVE_MS / 2),
+        int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
+        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
+        int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
+        int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0), /* else http_proxy would catch even 127.0.0.1 */
+        int_arg(GRPC_ARG_ENABLE_RETRIES, 0),    /* what is repeated is decided above */
+        /* Another channel's connection and back-off are none of ours. */
+        int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
+    };
+    grpc_channel_args a = {.num_args = sizeof args / sizeof *args, .args = args};
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *c = grpc_channel_create(target, credentials, &a);
+    grpc_channel_credentials_release(credentials);
+    return c;
+}
+
+/* gRPC reads the target as a URI: what a path may hold and a URI may not is escaped. */
+static int escape(const char *target, char *ret, size_t size)
+{
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-~:[]";
+    size_t n = 0;
+    for (const char *p = target; *p != '\0'; p++) {
+        if (n + 4 > size)
+            return RS_EINVAL;
+        if (strchr(plain, *p) != NULL)
+            ret[n++] = *p;
+        else
+            n += (size_t)snprintf(ret + n, size - n, "%%%02X", (unsigned)(unsigned char)*p);
+    }
+    ret[n] = '\0';
+    return 0;
+}
+
+static int check_target(const char *target, struct err *e)
+{
+    const char *path = strncmp(target, "unix:", 5) == 0 ? target + 5 : NULL;
+    if (path != NULL && (strlen(path) == 0 || strlen(path) > RPC_UNIX_PATH_MAX))
+        return err_set(e, RS_EINVAL, "target '%s': a socket path has 1 to %d bytes", target,
+                       RPC_UNIX_PATH_MAX);
+    return 0;
+}
+
+static int check_token(const char *token, struct err *e)
+{
+    if (token == NULL)
+        return 0;
+    bool legal = grpc_header_nonbin_value_is_legal(grpc_slice_from_static_string(token)) != 0;
+    return legal ? 0 : err_set(e, RS_EINVAL, "token holds bytes that no header may hold");
+}
+
+int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret, struct err *e)
+{
+    char uri[4 * RPC_UNIX_PATH_MAX + 16];
+    int r = check_target(target, e);
+    if (r == 0)
+        r = check_token(token, e);
+    if (r != 0)
+        return r;
+    if (escape(target, uri, sizeof uri) != 0)
+        return err_set(e, RS_EINVAL, "target '%s' is too long", target);
+    struct rpc_channel *c = mem_zalloc(sizeof *c);
+    if (c != NULL && token != NULL)
+        c->token = mem_strdup(token);
+    if (c == NULL || (token != NULL && c->token == NULL)) {
+        mem_free(c);
+        return err_set(e, RS_ENOMEM, "no memory for a channel");
+    }
+    grpc_init();
+    c->grpc = new_grpc_channel(uri);
+    *ret = c;
+    return 0;
+}
+
+void rpc_channel_close(struct rpc_channel *c)
+{
+    if (c == NULL)
+        return;
+    grpc_channel_destroy(c->grpc);
+    grpc_shutdown_blocking();
+    mem_free(c->token);
+    mem_free(c);
+}
+
+/* --- batches
+ * -------------------------------------------------------------------------------------- */
+
+static gpr_timespec after_ms(uint32_t timeout_ms)
+{
+    return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                        gpr_time_from_millis((int64_t)timeout_ms, GPR_TIMESPAN));
+}
+
+static void start(struct rpc_stream *s, const grpc_op *ops, size_t n_ops, struct batch *b)
+{
+    rs_assert(!b->under_way);
+    b->under_way = true;
+    rs_assert(grpc_call_start_batch(s->call, ops, n_ops, b, NULL) == GRPC_CALL_OK);
+}
+
+/* 0: done well; RS_EPEER: done, but the call is broken; RS_EDEADLINE: still under way. */
+static int await(struct rpc_stream *s, struct batch *b, gpr_timespec deadline)
+{
+    if (!b->under_way)
+        return 0;
+    grpc_event e = grpc_completion_queue_pluck(s->cq, b, deadline, NULL);
+    if (e.type != GRPC_OP_COMPLETE)
+        return RS_EDEADLINE;
+    b->under_way = false;
+    return e.success != 0 ? 0 : RS_EPEER;
+}
+
+static gpr_timespec never(void)
+{
+    return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+}
+
+static grpc_op op_initial(struct rpc_stream *s)
+{
+    grpc_op op = {.op = GRPC_OP_SEND_INITIAL_METADATA};
+    op.data.send_initial_metadata.count = GRPC_SLICE_IS_EMPTY(s->token.value) ? 0 : 1;
+    op.data.send_initial_metadata.metadata = &s->token;
+    return op;
+}
+
+static grpc_op op_receive_initial(struct rpc_stream *s)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_INITIAL_METADATA};
+    op.data.recv_initial_metadata.recv_initial_metadata = &s->initial;
+    return op;
+}
+
+static grpc_op op_message(grpc_byte_buffer *bytes)
+{
+    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
+    op.data.send_message.send_message = bytes;
+    return op;
+}
+
+static grpc_op op_receive(struct rpc_stream *s)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+    op.data.recv_message.recv_message = &s->received;
+    return op;
+}
+
+static grpc_op op_status(struct rpc_stream *s)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+    op.data.recv_status_on_client.trailing_metadata = &s->trailing;
+    op.data.recv_status_on_client.status = &s->status;
+    op.data.recv_status_on_client.status_details = &s->text;
+    return op;
+}
+
+static grpc_byte_buffer *copy_in(const void *data, size_t n_bytes)
+{
+    grpc_slice slice = grpc_slice_from_copied_buffer(n_bytes == 0 ? "" : data, n_bytes);
+    grpc_byte_buffer *b = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return b;
+}
+
+/* The bytes as one piece that the caller frees. */
+static int copy_out(grpc_byte_buffer *bytes, void **ret, size_t *ret_n_bytes, struct err *e)
+{
+    grpc_byte_buffer_reader reader;
+    grpc_slice slice;
+    size_t n = grpc_byte_buffer_length(bytes), at = 0;
+    uint8_t *copy = mem_alloc(n);
+    if (copy == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for a message of %zu bytes", n);
+    if (!grpc_byte_buffer_reader_init(&reader, bytes)) {
+        mem_free(copy);
+        return err_set(e, RS_EPROTO, "message could not be read");
+    }
+    while (grpc_byte_buffer_reader_next(&reader, &slice) != 0) {
+        memcpy(copy + at, GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice));
+        at += GRPC_SLICE_LENGTH(slice);
+        grpc_slice_unref(slice);
+    }
+    grpc_byte_buffer_reader_destroy(&reader);
+    *ret = copy;
+    *ret_n_bytes = at;
+    return 0;
+}
+
+static int take_received(struct rpc_stream *s, void **ret, size_t *ret_n_bytes, struct err *e)
+{
+    int r = copy_out(s->received, ret, ret_n_bytes, e);
+    grpc_byte_buffer_destroy(s->received);
+    s->received = NULL;
+    return r;
+}
+
+static void drop(grpc_byte_buffer **bytes)
+{
+    if (*bytes != NULL)
+        grpc_byte_buffer_destroy(*bytes);
+    *bytes = NULL;
+}
+
+/* --- a call's life
+ * -------------------------------------------------------------------------------- */
+
+static struct rpc_stream *stream_new(struct rpc_channel *c, const char *path, gpr_timespec deadline)
+{
+    struct rpc_stream *s = mem_zalloc(sizeof *s);
+    if (s == NULL)
+        return NULL;
+    s->cq = grpc_completion_queue_create_for_pluck(NULL);
+    grpc_slice method = grpc_slice_from_copied_string(path);
+    s->call = grpc_channel_create_call(c->grpc, NULL, GRPC_PROPAGATE_DEFAULTS, s->cq, method, NULL,
+                                       deadline, NULL);
+    grpc_slice_unref(method);
+    s->token.key = grpc_slice_from_static_string("reshard-token");
+    s->token.value =
+        c->token == NULL ? grpc_empty_slice() : grpc_slice_from_copied_string(c->token);
+    s->text = grpc_empty_slice();
+    grpc_metadata_array_init(&s->initial);
+    grpc_metadata_array_init(&s->trailing);
+    return s;
+}
+
+/* All batches must have been awaited. */
+static void stream_free(struct rpc_stream *s)
+{
+    drop(&s->sending);
+    drop(&s->received);
+    grpc_metadata_array_destroy(&s->initial);
+    grpc_metadata_array_destroy(&s->trailing);
+    grpc_slice_unref(s->text);
+    grpc_slice_unref(s->token.value);
+    grpc_call_unref(s->call);
+    grpc_completion_queue_shutdown(s->cq);
+    while (grpc_completion_queue_pluck(s->cq, NULL, never(), NULL).type != GRPC_QUEUE_SHUTDOWN)
+        ;
+    grpc_completion_queue_destroy(s->cq);
+    mem_free(s);
+}
+
+/* The status as ours: 0 or RS_E… and its text. */
+static int status_of(const struct rpc_stream *s, struct err *e)
+{
+    if (s->status == GRPC_STATUS_OK)
+        return 0;
+    int r = err_from_status((int)s->status);
+    int n = (int)GRPC_SLICE_LENGTH(s->text);
+    return err_set(e, r, "%.*s", n, (const char *)GRPC_SLICE_START_PTR(s->text));
+}
+
+static int unary_result(struct rpc_stream *s, const char *path, void **ret, size_t *ret_n_bytes,
+                        struct err *e)
+{
+    int r = status_of(s, e);
+    if (r != 0)
+        return r;
+    if (s->received == NULL)
+        return err_set(e, RS_EPROTO, "%s: the daemon sent no reply", path);
+    return take_received(s, ret, ret_n_bytes, e);
+}
+
+int rpc_call_unary(struct rpc_channel *c, const char *path, const void *request, size_t n_bytes,
+                   uint32_t timeout_ms, void **ret_reply, size_t *ret_n_bytes, struct err *e)
+{
+    struct rpc_stream *s = stream_new(c, path, after_ms(timeout_ms));
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "%s: no memory for a call", path);
+    s->sending = copy_in(request, n_bytes);
+    grpc_op ops[] = {
+        op_initial(s),         op_message(s->sending), {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
+        op_receive_initial(s), op_receive(s),          op_status(s)};
+    start(s, ops, sizeof ops / sizeof *ops, &s->status_batch);
+    (void)await(s, &s->status_batch, never()); /* gRPC ends it at the call's deadline */
+    int r = unary_result(s, path, ret_reply, ret_n_bytes, e);
+    stream_free(s);
+    return r;
+}
+
+int rpc_stream_open(struct rpc_channel *c, const char *path, uint32_t timeout_ms,
+                    struct rpc_stream **ret, struct err *e)
+{
+    struct rpc_stream *s = stream_new(c, path, timeout_ms == 0 ? never() : after_ms(timeout_ms));
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "%s: no memory for a stream", path);
+    grpc_op ops[] = {op_initial(s), op_receive_initial(s), op_status(s)};
+    start(s, ops, sizeof ops / sizeof *ops, &s->status_batch);
+    *ret = s;
+    return 0;
+}
+
+/* Waits for an earlier send that ran out of time. */
+static int finish_send(struct rpc_stream *s, gpr_timespec deadline, struct err *e)
+{
+    int r = await(s, &s->send_batch, deadline);
+    if (r == RS_EDEADLINE)
+        return err_set(e, r, "the daemon takes no more messages yet");
+    drop(&s->sending);
+    return r == 0 ? 0 : err_set(e, RS_EPEER, "the stream has ended: receiving tells why");
+}
+
+int rpc_stream_send(struct rpc_stream *s, const void *data, size_t n_bytes, uint32_t timeout_ms,
+                    struct err *e)
+{
+    gpr_timespec deadline = after_ms(timeout_ms);
+    int r = finish_send(s, deadline, e);
+    if (r != 0)
+        return r;
+    if (s->half_closed)
+        return err_set(e, RS_EINVAL, "a message after the half close");
+    s->sending = copy_in(data, n_bytes);
+    grpc_op op = op_message(s->sending);
+    start(s, &op, 1, &s->send_batch);
+    return finish_send(s, deadline, e);
+}
+
+int rpc_stream_half_close(struct rpc_stream *s, struct err *e)
+{
+    /* Behind an earlier send; without one gRPC takes it at once, and the call's end ends the wait.
+     */
+    int r = finish_send(s, never(), e);
+    if (r != 0 || s->half_closed)
+        return r;
+    grpc_op op = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT};
+    s->half_closed = true;
+    start(s, &op, 1, &s->send_batch);
+    return finish_send(s, never(), e); /* needs no window, and the call's end ends it too */
+}
+
+/* The stream is over: its status, which may still be under way. */
+static int end_of(struct rpc_stream *s, gpr_timespec deadline, struct err *e)
+{
+    if (!s->ended && await(s, &s->status_batch, deadline) == RS_EDEADLINE)
+        return err_set(e, RS_EDEADLINE, "no status yet");
+    s->ended = true;
+    int r = status_of(s, e);
+    return r == 0 ? 1 : r;
+}
+
+int rpc_stream_receive(struct rpc_stream *s, uint32_t timeout_ms, void **ret, size_t *ret_n_bytes,
+                       struct err *e)
+{
+    gpr_timespec deadline = after_ms(timeout_ms);
+    if (s->ended)
+        return end_of(s, deadline, e);
+    if (!s->receive_batch.under_way) {
+        grpc_op op = op_receive(s);
+        start(s, &op, 1, &s->receive_batch);
+    }
+    if (await(s, &s->receive_batch, deadline) == RS_EDEADLINE)
+        return err_set(e, RS_EDEADLINE, "no message yet");
+    return s->received == NULL ? end_of(s, deadline, e) : take_received(s, ret, ret_n_bytes, e);
+}
+
+void rpc_stream_cancel(struct rpc_stream *s)
+{
+    (void)grpc_call_cancel(s->call, NULL);
+}
+
+void rpc_stream_close(struct rpc_stream *s)
+{
+    if (s == NULL)
+        return;
+    rpc_stream_cancel(s);
+    (void)await(s, &s->send_batch, never());
+    (void)await(s, &s->receive_batch, never());
+    (void)await(s, &s->status_batch, never());
+    stream_free(s);
+}

@@ -1,0 +1,828 @@
+/* The server over gRPC C core.
+ *
+ * One thread waits on the completion queue and posts each tag to the mailbox; all else, every gRPC
+ * call included, happens on the loop thread. A tag is embedded in what it is about (a request slot,
+ * a call, the server), which lives until the tag has come back: calls count their outstanding tags.
+ * We listen and accept ourselves (rpc_listen.h) and hand connected descriptors to gRPC.
+ *
+ * Stop: listeners close → gRPC server shutdown → its tag is back, no slot is armed, no call is left
+ * → completion queue shutdown → the thread ends → handles close → freed. No batch starts after the
+ * queue's shutdown. */
+#include "rpc/rpc.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_posix.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "base/mem.h"
+#include "rpc/rpc_call.h"
+#include "rpc/rpc_listen.h"
+#include "rpc/rpc_services.h"
+
+#include "base/banned.h"
+
+/* Requests that wait for a call, per method: what arrives beyond waits inside gRPC until one is
+ * armed again. */
+#define SLOTS_PER_METHOD 8
+/* Live calls of a server; the next ones are refused with RS_EEXHAUSTED. A call costs about 12 kB in
+ * gRPC. */
+#define MAX_CALLS 32768
+/* Of one connection; what would be more waits at the client. */
+#define MAX_STREAMS     16384
+#define MAX_TOKEN_BYTES 256
+/* A client cancels at its deadline by its own clock; on the wire the time left is rounded by up to
+ * 1 %. */
+#define DEADLINE_SLACK_NS 20000000U
+
+/* The hand-over through gRPC is invisible to the thread sanitizer, since gRPC is not built with it.
+ */
+#if defined(__SANITIZE_THREAD__)
+void __tsan_acquire(void *p);
+void __tsan_release(void *p);
+#define hand_over(p) __tsan_release(p)
+#define take_over(p) __tsan_acquire(p)
+#else
+#define hand_over(p) ((void)(p))
+#define take_over(p) ((void)(p))
+#endif
+
+struct tag {
+    struct mailbox_item item;
+    void (*fn)(struct tag *tag, bool ok);
+    bool ok;
+};
+
+/* Waits for one call of one method (entry NULL: of unknown ones). */
+struct slot {
+    struct tag tag;
+    struct rpc_server *server;
+    const struct rpc_entry *entry;
+    void *registered;
+    grpc_call *call;
+    gpr_timespec deadline;
+    grpc_metadata_array metadata;
+    grpc_byte_buffer *payload;
+    grpc_call_details details;
+};
+
+struct served {
+    struct rpc_call base;
+    struct rpc_server *server;
+    grpc_call *call;
+    unsigned n_refs; /* outstanding tags */
+    struct tag close_tag, receive_tag, send_tag;
+    int cancelled; /* written by gRPC until close_tag is back */
+    uint64_t timeout_ns;
+    grpc_byte_buffer *received;
+    grpc_byte_buffer *sending; /* NULL: no send batch is out */
+    bool send_out;
+    bool sent_initial;
+    bool sent_status;
+    bool broken; /* a send failed: nothing more will go */
+    grpc_slice status_text;
+    grpc_metadata trailer;
+};
+
+struct rpc_server {
+    uv_loop_t *loop;
+    struct rpc_server_options options;
+    struct rpc_services services;
+    grpc_server *grpc;
+    grpc_server_credentials *credentials;
+    grpc_completion_queue *cq;
+    pthread_t thread;
+    bool thread_runs;
+    struct mailbox mailbox;
+    struct mailbox_item thread_ended;
+    uv_async_t async;
+    uv_timer_t timer;
+    struct rpc_listener listeners[2]; /* Unix, TCP */
+    uv_poll_t polls[2];
+    unsigned n_handles; /* open */
+    struct slot *slots;
+    size_t n_slots;
+    size_t n_armed;
+    struct queue calls; /* that have not ended */
+    uint32_t n_calls;
+    uint32_t n_served; /* objects, ended ones with tags out included */
+    struct tag shutdown_tag;
+    bool stopping;
+    bool shut_down; /* shutdown_tag is back */
+    bool queue_shut;
+    void (*done)(void *arg);
+    void *arg;
+};
+
+static void call_free(struct served *c);
+static void finish_stop(struct rpc_server *s);
+
+/* --- tags
+ * ----------------------------------------------------------------------------------------- */
+
+static void tag_run(struct mailbox_item *item)
+{
+    struct tag *t = container_of(item, struct tag, item);
+    t->fn(t, t->ok);
+}
+
+static void tag_init(struct tag *t, void (*fn)(struct tag *tag, bool ok))
+{
+    queue_init(&t->item.link);
+    t->item.fn = tag_run;
+    t->fn = fn;
+    t->ok = false;
+}
+
+static void *wait_on_queue(void *arg)
+{
+    struct rpc_server *s = arg;
+    for (;;) {
+        grpc_event e = grpc_completion_queue_next(s->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+        if (e.type == GRPC_QUEUE_SHUTDOWN)
+            break;
+        struct tag *t = e.tag;
+        take_over(t);
+        t->ok = e.success != 0;
+        (void)mailbox_post(&s->mailbox, &t->item);
+    }
+    (void)mailbox_post(&s->mailbox, &s->thread_ended);
+    return NULL;
+}
+
+static void wake_loop(void *arg)
+{
+    struct rpc_server *s = arg;
+    (void)uv_async_send(&s->async);
+}
+
+static void on_async(uv_async_t *async)
+{
+    struct rpc_server *s = async->data;
+    (void)mailbox_drain(&s->mailbox);
+}
+
+/* --- a call's batches
+ * ----------------------------------------------------------------------------- */
+
+static void call_unref(struct served *c)
+{
+    if (--c->n_refs == 0)
+        call_free(c);
+}
+
+static void start(struct served *c, const grpc_op *ops, size_t n_ops, struct tag *tag)
+{
+    rs_assert(!c->server->queue_shut);
+    c->n_refs++;
+    hand_over(tag);
+    rs_assert(grpc_call_start_batch(c->call, ops, n_ops, tag, NULL) == GRPC_CALL_OK);
+}
+
+static void unref_slice(void *message)
+{
+    rpc_message_unref(message);
+}
+
+/* The message's bytes as gRPC's, without a copy; takes the reference. */
+static grpc_byte_buffer *wrap(struct rpc_message *m)
+{
+    grpc_slice slice = grpc_slice_new_with_user_data(m->data, m->n_bytes, unref_slice, m);
+    grpc_byte_buffer *b = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return b;
+}
+
+static grpc_op op_initial(void)
+{
+    return (grpc_op){.op = GRPC_OP_SEND_INITIAL_METADATA};
+}
+
+static grpc_op op_message(grpc_byte_buffer *bytes)
+{
+    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
+    op.data.send_message.send_message = bytes;
+    return op;
+}
+
+static grpc_op op_status(struct served *c)
+{
+    grpc_op op = {.op = GRPC_OP_SEND_STATUS_FROM_SERVER};
+    const struct rpc_call *base = &c->base;
+    c->status_text = grpc_slice_from_copied_string(base->text == NULL ? "" : base->text);
+    op.data.send_status_from_server.status = (grpc_status_code)err_status(base->code);
+    op.data.send_status_from_server.status_details = &c->status_text;
+    if (base->details != NULL) {
+        c->trailer.key = grpc_slice_from_static_string("grpc-status-details-bin");
+        c->trailer.value = grpc_slice_from_copied_buffer((const char *)base->details->data,
+                                                         base->details->n_bytes);
+        op.data.send_status_from_server.trailing_metadata_count = 1;
+        op.data.send_status_from_server.trailing_metadata = &c->trailer;
+    }
+    return op;
+}
+
+/* One send batch at a time: the first metadata, the next message, and the status behind the last
+ * one. */
+static void pump(struct rpc_call *call)
+{
+    struct served *c = container_of(call, struct served, base);
+    bool finishing = call->state == RPC_CALL_FINISHING;
+    grpc_op ops[3];
+    size_t n = 0;
+    if (c->send_out || c->sent_status || c->broken || call->state == RPC_CALL_ENDED ||
+        (call->method->kind == RPC_UNARY && !finishing))
+        return;
+    if (!c->sent_initial)
+        ops[n++] = op_initial();
+    struct rpc_message *m = rpc_call_next_out(call);
+    if (m != NULL)
+        ops[n++] = op_message(c->sending = wrap(m));
+    if (finishing && call->n_out == 0) {
+        ops[n++] = op_status(c);
+        c->sent_status = true;
+    }
+    if (n == 0)
+        return;
+    c->sent_initial = true;
+    c->send_out = true;
+    start(c, ops, n, &c->send_tag);
+}
+
+static void on_sent(struct tag *tag, bool ok)
+{
+    struct served *c = container_of(tag, struct served, send_tag);
+    if (c->sending != NULL)
+        grpc_byte_buffer_destroy(c->sending);
+    c->sending = NULL;
+    c->send_out = false;
+    c->broken = c->broken || !ok;
+    pump(&c->base);
+    call_unref(c);
+}
+
+static void cut(struct rpc_call *call, int code, const char *text)
+{
+    struct served *c = container_of(call, struct served, base);
+    c->broken = true;
+    (void)grpc_call_cancel_with_status(c->call, (grpc_status_code)err_status(code), text, NULL);
+}
+
+static const struct rpc_carrier carrier = {.pump = pump, .cut = cut};
+
+/* Hands the bytes to the handler: in place where they are one piece, as small messages are. */
+static void deliver(struct served *c, grpc_byte_buffer *bytes)
+{
+    if (bytes->type != GRPC_BB_RAW || bytes->data.raw.compression != GRPC_COMPRESS_NONE) {
+        rpc_call_finish(&c->base, RS_EUNIMPL, "compressed messages are not taken here");
+        return;
+    }
+    grpc_byte_buffer_reader reader;
+    if (!grpc_byte_buffer_reader_init(&reader, bytes)) {
+        rpc_call_finish(&c->base, RS_EPROTO, "message could not be read");
+        return;
+    }
+    size_t n_pieces = bytes->data.raw.slice_buffer.count;
+    grpc_slice *piece = NULL;
+    if (n_pieces == 1 && grpc_byte_buffer_reader_peek(&reader, &piece) != 0) {
+        rpc_call_received(&c->base, GRPC_SLICE_START_PTR(*piece), GRPC_SLICE_LENGTH(*piece));
+    } else {
+        grpc_slice whole = grpc_byte_buffer_reader_readall(&reader);
+        rpc_call_received(&c->base, GRPC_SLICE_START_PTR(whole), GRPC_SLICE_LENGTH(whole));
+        grpc_slice_unref(whole);
+    }
+    grpc_byte_buffer_reader_destroy(&reader);
+}
+
+static void receive_next(struct served *c)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+    op.data.recv_message.recv_message = &c->received;
+    start(c, &op, 1, &c->receive_tag);
+}
+
+static void on_received(struct tag *tag, bool ok)
+{
+    struct served *c = container_of(tag, struct served, receive_tag);
+    grpc_byte_buffer *bytes = c->received;
+    c->received = NULL;
+    if (bytes != NULL && c->base.state == RPC_CALL_OPEN) {
+        deliver(c, bytes);
+        if (c->base.state == RPC_CALL_OPEN)
+            receive_next(c);
+    } else if (bytes == NULL && ok && !grpc_call_failed_before_recv_message(c->call)) {
+        /* A broken stream ends without a message too, but must not look like a finished one. */
+        rpc_call_half_closed(&c->base);
+    }
+    if (bytes != NULL)
+        grpc_byte_buffer_destroy(bytes);
+    call_unref(c);
+}
+
+/* --- a call's life
+ * -------------------------------------------------------------------------------- */
+
+static int end_reason(const struct served *c)
+{
+    uint64_t slack = DEADLINE_SLACK_NS + c->timeout_ns / 64;
+    uint64_t deadline = c->base.deadline_ns;
+    if (c->cancelled == 0 && c->sent_status)
+        return 0;
+    if (deadline != UINT64_MAX && clock_mono_ns() + slack >= deadline)
+        return RS_EDEADLINE;
+    return RS_ECANCELED;
+}
+
+static void on_closed(struct tag *tag, bool ok)
+{
+    struct served *c = container_of(tag, struct served, close_tag);
+    (void)ok; /* it comes at every end */
+    queue_remove(&c->base.link);
+    c->server->n_calls--;
+    rpc_call_ended(&c->base, end_reason(c));
+    call_unref(c);
+}
+
+static void call_free(struct served *c)
+{
+    struct rpc_server *s = c->server;
+    grpc_call_unref(c->call);
+    grpc_slice_unref(c->status_text);
+    grpc_slice_unref(c->trailer.value);
+    rpc_call_close(&c->base);
+    mem_free(c);
+    s->n_served--;
+    finish_stop(s);
+}
+
+/* ns from now, UINT64_MAX: never. */
+static uint64_t time_left_ns(gpr_timespec deadline)
+{
+    if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0)
+        return UINT64_MAX;
+    gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+    if (left.tv_sec < 0)
+        return 0;
+    if (left.tv_sec > 1000000000)
+        return UINT64_MAX;
+    return (uint64_t)left.tv_sec * 1000000000U + (uint64_t)left.tv_nsec;
+}
+
+static void set_deadline(struct served *c, gpr_timespec deadline)
+{
+    uint64_t left = time_left_ns(deadline);
+    c->timeout_ns = left == UINT64_MAX ? 0 : left;
+    c->base.deadline_ns = left == UINT64_MAX ? UINT64_MAX : clock_mono_ns() + left;
+}
+
+/* The call's token, NUL-terminated in `ret`; false: none, or none that can be right. */
+static bool find_token(const grpc_metadata_array *metadata, char ret[MAX_TOKEN_BYTES])
+{
+    for (size_t i = 0; i < metadata->count; i++) {
+        const grpc_metadata *m = &metadata->metadata[i];
+        size_t n = GRPC_SLICE_LENGTH(m->value);
+        if (grpc_slice_str_cmp(m->key, "reshard-token") != 0 || n >= MAX_TOKEN_BYTES)
+            continue;
+        memcpy(ret, GRPC_SLICE_START_PTR(m->value), n);
+        ret[n] = '\0';
+        return true;
+    }
+    return false;
+}
+
+/* The call in the slot, as an object of ours; NULL: no memory. */
+static struct served *call_new(struct slot *slot)
+{
+    struct rpc_server *s = slot->server;
+    char token[MAX_TOKEN_BYTES];
+    struct served *c = mem_zalloc(sizeof *c);
+    if (c == NULL)
+        return NULL;
+    rpc_call_init(&c->base, &carrier, slot->entry == NULL ? &rpc_unknown : slot->entry,
+                  &s->options);
+    c->server = s;
+    c->call = slot->call;
+    c->status_text = grpc_empty_slice();
+    c->trailer.value = grpc_empty_slice();
+    tag_init(&c->close_tag, on_closed);
+    tag_init(&c->receive_tag, on_received);
+    tag_init(&c->send_tag, on_sent);
+    set_deadline(c, slot->deadline);
+    rpc_identify(&s->options, find_token(&slot->metadata, token) ? token : NULL, &c->base.identity);
+    queue_push(&s->calls, &c->base.link);
+    s->n_calls++;
+    s->n_served++;
+    return c;
+}
+
+static bool wants_payload(const struct rpc_entry *entry)
+{
+    return entry != NULL && !rpc_kind_streams_in(entry->method->kind);
+}
+
+static void begin(struct served *c, grpc_byte_buffer *payload, bool with_payload)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+    op.data.recv_close_on_server.cancelled = &c->cancelled;
+    start(c, &op, 1, &c->close_tag);
+    rpc_call_opened(&c->base);
+    if (with_payload) {
+        if (payload != NULL)
+            deliver(c, payload);
+        rpc_call_half_closed(&c->base);
+    } else if (c->base.state == RPC_CALL_OPEN) {
+        receive_next(c);
+    }
+}
+
+/* --- slots
+ * ---------------------------------------------------------------------------------------- */
+
+static void arm(struct slot *slot)
+{
+    struct rpc_server *s = slot->server;
+    grpc_call_error r;
+    slot->payload = NULL;
+    slot->deadline = gpr_inf_future(GPR_CLOCK_REALTIME);
+    grpc_metadata_array_init(&slot->metadata);
+    grpc_call_details_init(&slot->details);
+    hand_over(&slot->tag);
+    if (slot->entry == NULL)
+        r = grpc_server_request_call(s->grpc, &slot->call, &slot->details, &slot->metadata, s->cq,
+                                     s->cq, &slot->tag);
+    else
+        r = grpc_server_request_registered_call(
+            s->grpc, slot->registered, &slot->call, &slot->deadline, &slot->metadata,
+            wants_payload(slot->entry) ? &slot->payload : NULL, s->cq, s->cq, &slot->tag);
+    rs_assert(r == GRPC_CALL_OK);
+    s->n_armed++;
+}
+
+static void disarm(struct slot *slot)
+{
+    slot->server->n_armed--;
+    grpc_metadata_array_destroy(&slot->metadata);
+    grpc_call_details_destroy(&slot->details);
+}
+
+static void refuse(grpc_call *call, const char *text)
+{
+    (void)grpc_call_cancel_with_status(call, GRPC_STATUS_RESOURCE_EXHAUSTED, text, NULL);
+    grpc_call_unref(call);
+}
+
+static void on_request(struct tag *tag, bool ok)
+{
+    struct slot *slot = container_of(tag, struct slot, tag);
+    struct rpc_server *s = slot->server;
+    struct served *c = NULL;
+    if (!ok) { /* the server is shutting down: there is no call */
+        disarm(slot);
+        finish_stop(s);
+        return;
+    }
+    if (slot->entry == NULL)
+        slot->deadline = slot->details.deadline;
+    if (s->n_calls >= MAX_CALLS)
+        refuse(slot->call, "too many calls");
+    else if ((c = call_new(slot)) == NULL)
+        refuse(slot->call, "out of memory");
+    grpc_byte_buffer *payload = slot->payload;
+    disarm(slot);
+    arm(slot);
+    if (c != NULL)
+        begin(c, payload, wants_payload(slot->entry));
+    if (payload != NULL)
+        grpc_byte_buffer_destroy(payload);
+}
+
+/* --- connections
+ * ---------------------------------------------------------------------------------- */
+
+/* At most so many per wake, so that calls get their turn in a storm of connections. */
+#define ACCEPTS_PER_WAKE 64
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct rpc_server *s = poll->data;
+    struct rpc_listener *l = &s->listeners[poll - s->polls];
+    (void)events;
+    if (status < 0)
+        log_debug("rpc listener: %s", uv_strerror(status));
+    for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
+        int fd = rpc_listener_accept(l);
+        if (fd < 0)
+            return;
+        grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
+    }
+}
+
+/* --- start
+ * ---------------------------------------------------------------------------------------- */
+
+static grpc_arg int_arg(const char *key, uint32_t value)
+{
+    grpc_arg a = {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key};
+    a.value.integer = (int)(value > INT32_MAX ? INT32_MAX : value);
+    return a;
+}
+
+static grpc_server *new_grpc_server(const struct rpc_server *s)
+{
+    const struct rpc_server_options *o = &s->options;
+    grpc_arg args[] = {
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, rpc_services_max_request_bytes(&s->services)),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS),
+        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, o->keepalive_ms),
+        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, o->keepalive_timeout_ms),
+        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        /* Half the agreed interval: an honest client's ping may come a little early. */
+        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, o->keepalive_ms / 2),
+        /* Small compressed messages could become large ones past the limit: none are taken. */
+        int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1U << GRPC_COMPRESS_NONE),
+        int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+        int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0),
+    };
+    grpc_channel_args a = {.num_args = sizeof args / sizeof *args, .args = args};
+    return grpc_server_create(&a, NULL);
+}
+
+static void slot_init(struct slot *slot, struct rpc_server *s, const struct rpc_entry *entry,
+                      void *registered)
+{
+    *slot = (struct slot){.server = s, .entry = entry, .registered = registered};
+    tag_init(&slot->tag, on_request);
+}
+
+/* One set of slots per method, and one for methods that don't exist. */
+static int make_slots(struct rpc_server *s, struct err *e)
+{
+    size_t n = (s->services.n_entries + 1) * SLOTS_PER_METHOD;
+    s->slots = mem_calloc(n, sizeof *s->slots);
+    if (s->slots == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for %zu request slots", n);
+    for (size_t i = 0; i <= s->services.n_entries; i++) {
+        const struct rpc_entry *entry = i < s->services.n_entries ? &s->services.entries[i] : NULL;
+        void *registered = NULL;
+        if (entry != NULL)
+            registered = grpc_server_register_method(s->grpc, entry->method->path, NULL,
+                                                     wants_payload(entry)
+                                                         ? GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER
+                                                         : GRPC_SRM_PAYLOAD_NONE,
+                                                     0);
+        for (size_t k = 0; k < SLOTS_PER_METHOD; k++)
+            slot_init(&s->slots[s->n_slots++], s, entry, registered);
+    }
+    return 0;
+}
+
+static int start_grpc(struct rpc_server *s, struct err *e)
+{
+    grpc_init();
+    s->cq = grpc_completion_queue_create_for_next(NULL);
+    s->grpc = new_grpc_server(s);
+    s->credentials = grpc_insecure_server_credentials_create();
+    grpc_server_register_completion_queue(s->grpc, s->cq, NULL);
+    int r = make_slots(s, e);
+    if (r == 0)
+        grpc_server_start(s->grpc);
+    return r;
+}
+
+static int open_listeners(struct rpc_server *s, struct err *e)
+{
+    const struct rpc_server_options *o = &s->options;
+    int r = 0;
+    if (o->unix_path == NULL && o->tcp_address == NULL)
+        return err_set(e, RS_EINVAL, "neither a socket path nor an address to serve on");
+    if (o->unix_path != NULL)
+        r = rpc_listen_unix(&s->listeners[0], o->unix_path, o->unix_mode, e);
+    if (r == 0 && o->tcp_address != NULL)
+        r = rpc_listen_tcp(&s->listeners[1], o->tcp_address, e);
+    return r;
+}
+
+static int open_poll(struct rpc_server *s, int i, struct err *e)
+{
+    struct rpc_listener *l = &s->listeners[i];
+    if (l->fd < 0)
+        return 0;
+    rpc_listener_limit(l, s->options.max_connections_hint);
+    int r = uv_poll_init(s->loop, &s->polls[i], l->fd);
+    if (r != 0)
+        return err_set(e, RS_EIO, "poll listener: %s", uv_strerror(r));
+    s->polls[i].data = s;
+    s->n_handles++;
+    r = uv_poll_start(&s->polls[i], UV_READABLE, on_connection);
+    return r == 0 ? 0 : err_set(e, RS_EIO, "poll listener: %s", uv_strerror(r));
+}
+
+static int open_handles(struct rpc_server *s, struct err *e)
+{
+    int r = uv_async_init(s->loop, &s->async, on_async);
+    if (r != 0)
+        return err_set(e, RS_EIO, "wake-up handle: %s", uv_strerror(r));
+    s->async.data = s;
+    s->n_handles++;
+    (void)uv_timer_init(s->loop, &s->timer); /* never fails */
+    s->timer.data = s;
+    s->n_handles++;
+    r = open_poll(s, 0, e);
+    return r != 0 ? r : open_poll(s, 1, e);
+}
+
+static void on_thread_ended(struct mailbox_item *item);
+
+static int start_thread(struct rpc_server *s, struct err *e)
+{
+    int r = pthread_create(&s->thread, NULL, wait_on_queue, s);
+    if (r != 0)
+        return err_set(e, err_from_errno(r), "completion queue thread: %s", strerror(r));
+    s->thread_runs = true;
+    return 0;
+}
+
+/* Everything but the handles, which must be closed. */
+static void destroy(struct rpc_server *s)
+{
+    if (s->cq != NULL && !s->queue_shut) {
+        grpc_completion_queue_shutdown(s->cq);
+        while (grpc_completion_queue_next(s->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL).type !=
+               GRPC_QUEUE_SHUTDOWN)
+            ;
+    }
+    if (s->cq != NULL) {
+        grpc_server_destroy(s->grpc);
+        grpc_server_credentials_release(s->credentials);
+        grpc_completion_queue_destroy(s->cq);
+        grpc_shutdown_blocking();
+    }
+    for (size_t i = 0; i < 2; i++)
+        rpc_listener_close(&s->listeners[i]);
+    mem_free(s->slots);
+    rpc_services_close(&s->services);
+    mailbox_close(&s->mailbox);
+    mem_free(s);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct rpc_server *s = handle->data;
+    if (--s->n_handles > 0)
+        return;
+    void (*done)(void *arg) = s->done;
+    void *arg = s->arg;
+    destroy(s);
+    if (done != NULL)
+        done(arg);
+}
+
+static void close_handle(uv_handle_t *handle)
+{
+    if (handle->data != NULL && !uv_is_closing(handle))
+        uv_close(handle, on_handle_closed);
+}
+
+static void stop_listening(struct rpc_server *s)
+{
+    for (size_t i = 0; i < 2; i++) {
+        close_handle((uv_handle_t *)&s->polls[i]);
+        rpc_listener_close(&s->listeners[i]);
+    }
+}
+
+/* The last callback frees the server; without any handle it is freed now. */
+static void close_handles(struct rpc_server *s)
+{
+    if (s->n_handles == 0) {
+        destroy(s);
+        return;
+    }
+    stop_listening(s);
+    close_handle((uv_handle_t *)&s->timer);
+    close_handle((uv_handle_t *)&s->async);
+}
+
+static void on_shut_down(struct tag *tag, bool ok);
+
+static struct rpc_server *server_new(uv_loop_t *loop, const struct rpc_server_options *options)
+{
+    struct rpc_server *s = mem_zalloc(sizeof *s);
+    if (s == NULL)
+        return NULL;
+    s->loop = loop;
+    s->options = rpc_options_with_defaults(options);
+    mailbox_init(&s->mailbox, wake_loop, s);
+    queue_init(&s->thread_ended.link);
+    s->thread_ended.fn = on_thread_ended;
+    tag_init(&s->shutdown_tag, on_shut_down);
+    queue_init(&s->calls);
+    for (size_t i = 0; i < 2; i++)
+        rpc_listener_init(&s->listeners[i]);
+    return s;
+}
+
+int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
+                     const struct rpc_method *methods, size_t n_methods, struct rpc_server **ret,
+                     struct err *e)
+{
+    struct rpc_server *s = server_new(loop, options);
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the rpc server");
+    int r = rpc_services_init(&s->services, &s->options, methods, n_methods, e);
+    if (r == 0)
+        r = open_listeners(s, e);
+    if (r == 0)
+        r = start_grpc(s, e);
+    if (r == 0)
+        r = open_handles(s, e);
+    if (r == 0)
+        r = start_thread(s, e);
+    if (r != 0) {
+        close_handles(s);
+        return err_prefix(e, r, "rpc server");
+    }
+    for (size_t i = 0; i < s->n_slots; i++)
+        arm(&s->slots[i]);
+    *ret = s;
+    return 0;
+}
+
+/* --- stop
+ * ----------------------------------------------------------------------------------------- */
+
+static void on_thread_ended(struct mailbox_item *item)
+{
+    struct rpc_server *s = container_of(item, struct rpc_server, thread_ended);
+    (void)pthread_join(s->thread, NULL);
+    mailbox_shut(&s->mailbox);
+    close_handles(s);
+}
+
+/* Shuts the queue once nothing can start a batch any more. */
+static void finish_stop(struct rpc_server *s)
+{
+    if (!s->shut_down || s->queue_shut || s->n_armed > 0 || s->n_served > 0)
+        return;
+    s->queue_shut = true;
+    grpc_completion_queue_shutdown(s->cq);
+}
+
+static void on_shut_down(struct tag *tag, bool ok)
+{
+    struct rpc_server *s = container_of(tag, struct rpc_server, shutdown_tag);
+    (void)ok;
+    s->shut_down = true;
+    finish_stop(s);
+}
+
+static void on_grace_over(uv_timer_t *timer)
+{
+    struct rpc_server *s = timer->data;
+    grpc_server_cancel_all_calls(s->grpc);
+}
+
+static void end_streams(struct rpc_server *s)
+{
+    queue_foreach (q, &s->calls) {
+        struct rpc_call *call = container_of(q, struct rpc_call, link);
+        if (call->method->kind != RPC_UNARY)
+            rpc_call_finish(call, RS_EUNAVAIL, "the daemon stops");
+    }
+}
+
+void rpc_server_stop(struct rpc_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
+{
+    if (s->stopping)
+        return;
+    s->stopping = true;
+    s->done = done;
+    s->arg = arg;
+    stop_listening(s);
+    rpc_health_stop(&s->services.health);
+    end_streams(s);
+    hand_over(&s->shutdown_tag);
+    grpc_server_shutdown_and_notify(s->grpc, s->cq, &s->shutdown_tag);
+    (void)uv_timer_start(&s->timer, on_grace_over, grace_ms, 0);
+}
+
+uint16_t rpc_server_port(const struct rpc_server *s)
+{
+    return s->listeners[1].port;
+}
+
+uint32_t rpc_server_n_calls(const struct rpc_server *s)
+{
+    return s->n_calls;
+}
