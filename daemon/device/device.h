@@ -28,7 +28,10 @@ struct device_event;
 struct device_host_options {
     uint64_t seed; /* 0: no delays, no poison */
     uint32_t max_delay_us;
+    uint32_t fail_at_item; /* the n-th item (1 is the first) makes the device fail; 0: none does */
 };
+
+enum { DEVICE_POISON = 0xA5 };
 
 int device_host_open(uint32_t local, const struct device_host_options *options, struct device **ret,
                      struct err *e);
@@ -42,7 +45,8 @@ uint32_t device_local(const struct device *d);
 int device_alloc(struct device *d, size_t bytes, void **ret, struct err *e);
 void device_free(struct device *d, void *p, size_t bytes);
 
-/* Maps a segment of a worker by its descriptor (taken on success: closed on unmap). */
+/* Maps a segment of a worker by its descriptor (taken on success; closed when it is unmapped at the
+ * latest). RS_EINVAL: no bytes, or the file is shorter than `bytes`; RS_EPERM; RS_EEXHAUSTED. */
 int device_map(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e);
 void device_unmap(struct device *d, void *p, size_t bytes);
 
@@ -52,15 +56,22 @@ int device_stream_new(struct device *d, const char *name, struct device_stream *
 void device_stream_free(struct device_stream *s);
 struct device *device_stream_device(struct device_stream *s);
 
-/* Enqueue. n copies or fingerprints run as one item. RS_ENOMEM, or the sticky error. */
+/* Enqueue. n copies or fingerprints run as one item. RS_ENOMEM (also where too much is queued on
+ * the stream already), or the sticky error; nothing is enqueued then. */
 int device_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
 int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
 /* Calls fn(arg) on the stream's thread when all before it is done. It may block only for a
  * transport (transport.h), never for anything the same stream must do. */
 int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg);
 
+/* Fills memory with DEVICE_POISON, in the stream's order; does nothing where the device has no
+ * seed. For staging slots that were given back: who still reads one will be noticed. */
+int device_poison(struct device_stream *s, void *p, size_t bytes);
+
 /* Events: recorded on one stream, waited for by others or asked from outside. An event that was
- * never recorded counts as done. Recording again is allowed once the former record is done. */
+ * never recorded counts as done. Recording again is allowed once the former record is done. A wait
+ * is for the newest record at the time of the call. An event may be freed while records of it and
+ * waits for it are still to run. */
 int device_event_new(struct device *d, struct device_event **ret);
 void device_event_free(struct device_event *ev);
 int device_event_record(struct device_event *ev, struct device_stream *s);
@@ -84,6 +95,7 @@ struct device_ops {
     int (*copy)(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
     int (*fingerprint)(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
     int (*call)(struct device_stream *s, void (*fn)(void *arg), void *arg);
+    int (*poison)(struct device_stream *s, void *p, size_t bytes);
     int (*event_new)(struct device *d, struct device_event **ret);
     void (*event_free)(struct device_event *ev);
     int (*event_record)(struct device_event *ev, struct device_stream *s);

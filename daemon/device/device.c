@@ -1,0 +1,109 @@
+/* What callers see of a device; each call goes to the implementation's vtable. */
+#include "device/device.h"
+
+#include "base/banned.h"
+
+void device_close(struct device *d)
+{
+    if (d != NULL)
+        d->ops->close(d);
+}
+
+const char *device_kind(const struct device *d)
+{
+    return d->ops->kind;
+}
+
+uint32_t device_local(const struct device *d)
+{
+    return d->local;
+}
+
+int device_alloc(struct device *d, size_t bytes, void **ret, struct err *e)
+{
+    return d->ops->alloc(d, bytes, ret, e);
+}
+
+void device_free(struct device *d, void *p, size_t bytes)
+{
+    if (p != NULL)
+        d->ops->free(d, p, bytes);
+}
+
+int device_map(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e)
+{
+    return d->ops->map(d, fd, bytes, writable, ret, e);
+}
+
+void device_unmap(struct device *d, void *p, size_t bytes)
+{
+    if (p != NULL)
+        d->ops->unmap(d, p, bytes);
+}
+
+int device_stream_new(struct device *d, const char *name, struct device_stream **ret, struct err *e)
+{
+    return d->ops->stream_new(d, name, ret, e);
+}
+
+void device_stream_free(struct device_stream *s)
+{
+    if (s != NULL)
+        s->device->ops->stream_free(s);
+}
+
+struct device *device_stream_device(struct device_stream *s)
+{
+    return s->device;
+}
+
+int device_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n)
+{
+    return s->device->ops->copy(s, copies, n);
+}
+
+int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n)
+{
+    return s->device->ops->fingerprint(s, f, n);
+}
+
+int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg)
+{
+    return s->device->ops->call(s, fn, arg);
+}
+
+int device_poison(struct device_stream *s, void *p, size_t bytes)
+{
+    return s->device->ops->poison(s, p, bytes);
+}
+
+int device_event_new(struct device *d, struct device_event **ret)
+{
+    return d->ops->event_new(d, ret);
+}
+
+void device_event_free(struct device_event *ev)
+{
+    if (ev != NULL)
+        ev->device->ops->event_free(ev);
+}
+
+int device_event_record(struct device_event *ev, struct device_stream *s)
+{
+    return s->device->ops->event_record(ev, s);
+}
+
+int device_event_wait(struct device_stream *s, struct device_event *ev)
+{
+    return s->device->ops->event_wait(s, ev);
+}
+
+bool device_event_done(const struct device_event *ev)
+{
+    return ev->device->ops->event_done(ev);
+}
+
+int device_error(const struct device *d, struct err *e)
+{
+    return d->ops->error(d, e);
+}

@@ -1,0 +1,591 @@
+/* The host device: memory is the process's own, a stream is a thread with a queue of items.
+ *
+ * An item is one allocation: what to do, and a packed copy of its arguments. The stream's thread
+ * runs items in order, outside the queue's lock. Locks: a stream's guards its queue, an event's its
+ * counters, the device's the sticky error; none is held while another is taken. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/queue.h"
+#include "base/random.h"
+#include "device/device.h"
+
+#include "base/banned.h"
+
+enum {
+    THREAD_NAME_BYTES = 16,      /* of Linux, with the NUL */
+    MAX_QUEUED_BYTES = 256 << 20 /* per stream: bounds what a runaway caller can make us hold */
+};
+
+struct device_host {
+    struct device base;
+    struct device_host_options options;
+    atomic_uint n_streams;   /* alive */
+    atomic_uint next_stream; /* numbers them, for their seeds */
+    atomic_uint items;       /* started so far; counted only where fail_at_item is set */
+    atomic_bool failed;      /* error.code != 0, readable without the lock */
+    pthread_mutex_t mutex;
+    struct err error;
+};
+
+struct host_event {
+    struct device_event base;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    uint64_t recorded; /* records enqueued so far */
+    uint64_t done;     /* of those, run */
+    uint32_t refs;     /* the owner's, and one per item that names it */
+};
+
+struct host_stream {
+    struct device_stream base;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t filled;
+    struct queue items;
+    size_t queued_bytes;
+    uint64_t seed;
+    bool stopping;
+    char name[THREAD_NAME_BYTES];
+};
+
+struct host_item {
+    struct queue link;
+    /* Runs on the stream's thread. */
+    void (*run)(struct host_stream *s, struct host_item *item);
+    size_t bytes; /* of this allocation */
+    void (*fn)(void *arg);
+    void *arg; /* of fn; memory to poison */
+    struct host_event *event;
+    uint64_t number; /* the event's record; bytes to poison */
+    uint32_t n;      /* copies or fingerprints in payload */
+    uint64_t payload[];
+};
+
+static struct device_host *host_of(const struct device *d)
+{
+    return container_of(d, struct device_host, base);
+}
+
+static struct host_stream *stream_of(struct device_stream *s)
+{
+    return container_of(s, struct host_stream, base);
+}
+
+static struct host_event *event_of(const struct device_event *ev)
+{
+    return container_of(ev, struct host_event, base);
+}
+
+/* --- the sticky error ---------------------------------------------------------------------------
+ */
+
+static int host_error(const struct device *d, struct err *e)
+{
+    struct device_host *h = host_of(d);
+    if (!atomic_load(&h->failed))
+        return 0;
+    pthread_mutex_lock(&h->mutex);
+    struct err error = h->error;
+    pthread_mutex_unlock(&h->mutex);
+    return err_set(e, error.code, "%s", error.text);
+}
+
+static void fail(struct device_host *h, const char *stream)
+{
+    pthread_mutex_lock(&h->mutex);
+    if (h->error.code == 0)
+        (void)err_set(&h->error, RS_EDEVICE, "host device %u: stream '%s' was made to fail",
+                      h->base.local, stream);
+    pthread_mutex_unlock(&h->mutex);
+    atomic_store(&h->failed, true);
+}
+
+/* --- memory -------------------------------------------------------------------------------------
+ */
+
+static int host_alloc(struct device *d, size_t bytes, void **ret, struct err *e)
+{
+    void *p = bytes == 0
+                  ? MAP_FAILED
+                  : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return err_set(e, bytes == 0 ? RS_EINVAL : RS_EEXHAUSTED,
+                       "host device %u: %zu bytes of memory of its own: %s", d->local, bytes,
+                       bytes == 0 ? "none asked for" : strerror(errno));
+    /* Only a hint: fewer TLB misses in staging. */
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    if (host_of(d)->options.seed != 0)
+        memset(p, DEVICE_POISON, bytes);
+    *ret = p;
+    return 0;
+}
+
+static void host_free(struct device *d, void *p, size_t bytes)
+{
+    (void)d;
+    rs_assert(munmap(p, bytes) == 0);
+}
+
+static int host_map(struct device *d, int fd, size_t bytes, bool writable, void **ret,
+                    struct err *e)
+{
+    struct stat st;
+    if (bytes == 0 || fstat(fd, &st) != 0 || st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return err_set(e, RS_EINVAL, "host device %u: segment of %zu bytes: the file is shorter",
+                       d->local, bytes);
+    void *p = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return err_set(e, errno == ENOMEM ? RS_EEXHAUSTED : err_from_errno(errno),
+                       "host device %u: mapping %zu bytes: %s", d->local, bytes, strerror(errno));
+    (void)close(fd); /* the mapping holds the file */
+    *ret = p;
+    return 0;
+}
+
+static void host_unmap(struct device *d, void *p, size_t bytes)
+{
+    host_free(d, p, bytes);
+}
+
+/* --- events -------------------------------------------------------------------------------------
+ */
+
+static int host_event_new(struct device *d, struct device_event **ret)
+{
+    struct host_event *ev = mem_zalloc(sizeof *ev);
+    if (ev == NULL)
+        return RS_ENOMEM;
+    ev->base.device = d;
+    ev->refs = 1;
+    (void)pthread_mutex_init(&ev->mutex, NULL);
+    (void)pthread_cond_init(&ev->changed, NULL);
+    *ret = &ev->base;
+    return 0;
+}
+
+static void event_unref(struct host_event *ev)
+{
+    pthread_mutex_lock(&ev->mutex);
+    bool last = --ev->refs == 0;
+    pthread_mutex_unlock(&ev->mutex);
+    if (!last)
+        return;
+    (void)pthread_cond_destroy(&ev->changed);
+    (void)pthread_mutex_destroy(&ev->mutex);
+    mem_free(ev);
+}
+
+static void host_event_free(struct device_event *ev)
+{
+    event_unref(event_of(ev));
+}
+
+static bool host_event_done(const struct device_event *base)
+{
+    struct host_event *ev = event_of(base);
+    pthread_mutex_lock(&ev->mutex);
+    bool done = ev->done == ev->recorded;
+    pthread_mutex_unlock(&ev->mutex);
+    return done;
+}
+
+static void run_record(struct host_stream *s, struct host_item *item)
+{
+    struct host_event *ev = item->event;
+    (void)s;
+    pthread_mutex_lock(&ev->mutex);
+    ev->done = item->number;
+    pthread_cond_broadcast(&ev->changed);
+    pthread_mutex_unlock(&ev->mutex);
+    event_unref(ev);
+}
+
+static void run_wait(struct host_stream *s, struct host_item *item)
+{
+    struct host_event *ev = item->event;
+    (void)s;
+    pthread_mutex_lock(&ev->mutex);
+    while (ev->done < item->number)
+        pthread_cond_wait(&ev->changed, &ev->mutex);
+    pthread_mutex_unlock(&ev->mutex);
+    event_unref(ev);
+}
+
+/* --- items --------------------------------------------------------------------------------------
+ */
+
+/* The front of a packed kernel_copy; n_targets views follow. The struct itself has room for
+ * KERNEL_MAX_TARGETS, five times what the usual copy needs. */
+struct packed_copy {
+    uint64_t size[KERNEL_MAX_DIMS], offset[KERNEL_MAX_DIMS];
+    uint64_t *fingerprint;
+    struct kernel_view from;
+    uint32_t n_targets;
+    uint8_t n_dims, from_dtype, to_dtype, streaming;
+};
+
+_Static_assert(sizeof(struct packed_copy) % sizeof(uint64_t) == 0, "packed copies stay aligned");
+_Static_assert(sizeof(struct kernel_view) % sizeof(uint64_t) == 0, "packed views stay aligned");
+
+static size_t packed_bytes(const struct kernel_copy *c)
+{
+    return sizeof(struct packed_copy) + c->n_targets * sizeof *c->to;
+}
+
+static char *pack_copy(char *at, const struct kernel_copy *c)
+{
+    struct packed_copy p = {.fingerprint = c->fingerprint,
+                            .from = c->from,
+                            .n_targets = c->n_targets,
+                            .n_dims = c->n_dims,
+                            .from_dtype = c->from_dtype,
+                            .to_dtype = c->to_dtype,
+                            .streaming = c->streaming};
+    memcpy(p.size, c->size, sizeof p.size);
+    memcpy(p.offset, c->offset, sizeof p.offset);
+    memcpy(at, &p, sizeof p);
+    memcpy(at + sizeof p, c->to, c->n_targets * sizeof *c->to);
+    return at + packed_bytes(c);
+}
+
+static const char *unpack_copy(const char *at, struct kernel_copy *c)
+{
+    struct packed_copy p;
+    memcpy(&p, at, sizeof p);
+    c->fingerprint = p.fingerprint;
+    c->from = p.from;
+    c->n_targets = p.n_targets;
+    c->n_dims = p.n_dims;
+    c->from_dtype = p.from_dtype;
+    c->to_dtype = p.to_dtype;
+    c->streaming = p.streaming;
+    memcpy(c->size, p.size, sizeof p.size);
+    memcpy(c->offset, p.offset, sizeof p.offset);
+    memcpy(c->to, at + sizeof p, p.n_targets * sizeof *c->to);
+    return at + packed_bytes(c);
+}
+
+/* Work after a failure is skipped. */
+static bool skips(const struct host_stream *s)
+{
+    return atomic_load(&host_of(s->base.device)->failed);
+}
+
+static void run_copies(struct host_stream *s, struct host_item *item)
+{
+    struct kernel_copy c;
+    const char *at = (const char *)item->payload;
+    for (uint32_t i = 0; i < item->n && !skips(s); i++) {
+        at = unpack_copy(at, &c);
+        kernel_copy_host(&c);
+    }
+}
+
+static void run_fingerprints(struct host_stream *s, struct host_item *item)
+{
+    struct kernel_fingerprint f;
+    for (uint32_t i = 0; i < item->n && !skips(s); i++) {
+        memcpy(&f, (const char *)item->payload + i * sizeof f, sizeof f);
+        kernel_fingerprint_host(&f);
+    }
+}
+
+static void run_call(struct host_stream *s, struct host_item *item)
+{
+    (void)s;
+    item->fn(item->arg);
+}
+
+static void run_poison(struct host_stream *s, struct host_item *item)
+{
+    if (!skips(s))
+        memset(item->arg, DEVICE_POISON, item->number);
+}
+
+/* NULL when memory is out. */
+static struct host_item *item_new(void (*run)(struct host_stream *, struct host_item *),
+                                  size_t payload_bytes)
+{
+    struct host_item *item = mem_alloc(sizeof *item + payload_bytes);
+    if (item == NULL)
+        return NULL;
+    *item = (struct host_item){.run = run, .bytes = sizeof *item + payload_bytes};
+    return item;
+}
+
+/* Takes the item, also on failure; item NULL is RS_ENOMEM. */
+static int enqueue(struct host_stream *s, struct host_item *item)
+{
+    int r = item == NULL ? RS_ENOMEM : host_error(s->base.device, NULL);
+    if (r != 0) {
+        mem_free(item);
+        return r;
+    }
+    pthread_mutex_lock(&s->mutex);
+    bool fits = item->bytes <= MAX_QUEUED_BYTES - s->queued_bytes;
+    if (fits) {
+        s->queued_bytes += item->bytes;
+        queue_push(&s->items, &item->link);
+        pthread_cond_signal(&s->filled);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    if (fits)
+        return 0;
+    mem_free(item);
+    return RS_ENOMEM;
+}
+
+static int host_copy(struct device_stream *base, const struct kernel_copy *copies, uint32_t n)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        rs_assert(copies[i].n_targets <= KERNEL_MAX_TARGETS);
+        bytes += packed_bytes(&copies[i]);
+    }
+    struct host_item *item = item_new(run_copies, bytes);
+    if (item != NULL) {
+        item->n = n;
+        char *at = (char *)item->payload;
+        for (uint32_t i = 0; i < n; i++)
+            at = pack_copy(at, &copies[i]);
+    }
+    return enqueue(stream_of(base), item);
+}
+
+static int host_fingerprint(struct device_stream *base, const struct kernel_fingerprint *f,
+                            uint32_t n)
+{
+    struct host_item *item = item_new(run_fingerprints, n * sizeof *f);
+    if (item != NULL) {
+        item->n = n;
+        memcpy(item->payload, f, n * sizeof *f);
+    }
+    return enqueue(stream_of(base), item);
+}
+
+static int host_call(struct device_stream *base, void (*fn)(void *arg), void *arg)
+{
+    struct host_item *item = item_new(run_call, 0);
+    if (item != NULL) {
+        item->fn = fn;
+        item->arg = arg;
+    }
+    return enqueue(stream_of(base), item);
+}
+
+static int host_poison(struct device_stream *base, void *p, size_t bytes)
+{
+    if (host_of(base->device)->options.seed == 0)
+        return 0;
+    struct host_item *item = item_new(run_poison, 0);
+    if (item != NULL) {
+        item->arg = p;
+        item->number = bytes;
+    }
+    return enqueue(stream_of(base), item);
+}
+
+static int host_event_record(struct device_event *base, struct device_stream *stream)
+{
+    struct host_event *ev = event_of(base);
+    struct host_item *item = item_new(run_record, 0);
+    if (item == NULL)
+        return RS_ENOMEM;
+    pthread_mutex_lock(&ev->mutex);
+    rs_assert(ev->done == ev->recorded); /* the former record is done */
+    ev->refs++;
+    item->event = ev;
+    item->number = ++ev->recorded;
+    pthread_mutex_unlock(&ev->mutex);
+    int r = enqueue(stream_of(stream), item);
+    if (r == 0)
+        return 0;
+    pthread_mutex_lock(&ev->mutex);
+    ev->recorded--;
+    pthread_mutex_unlock(&ev->mutex);
+    event_unref(ev);
+    return r;
+}
+
+static int host_event_wait(struct device_stream *stream, struct device_event *base)
+{
+    struct host_event *ev = event_of(base);
+    struct host_item *item = item_new(run_wait, 0);
+    if (item == NULL)
+        return RS_ENOMEM;
+    pthread_mutex_lock(&ev->mutex);
+    ev->refs++;
+    item->event = ev;
+    item->number = ev->recorded;
+    pthread_mutex_unlock(&ev->mutex);
+    int r = enqueue(stream_of(stream), item);
+    if (r != 0)
+        event_unref(ev);
+    return r;
+}
+
+/* --- the stream's thread ------------------------------------------------------------------------
+ */
+
+/* Blocks for the next item; NULL: the queue is empty and the stream is to end. */
+static struct host_item *next_item(struct host_stream *s)
+{
+    pthread_mutex_lock(&s->mutex);
+    while (queue_empty(&s->items) && !s->stopping)
+        pthread_cond_wait(&s->filled, &s->mutex);
+    struct queue *q = queue_pop(&s->items);
+    pthread_mutex_unlock(&s->mutex);
+    return q == NULL ? NULL : container_of(q, struct host_item, link);
+}
+
+static void item_done(struct host_stream *s, struct host_item *item)
+{
+    pthread_mutex_lock(&s->mutex);
+    s->queued_bytes -= item->bytes;
+    pthread_mutex_unlock(&s->mutex);
+    mem_free(item);
+}
+
+/* A seeded wait, to make other streams overtake: the point is the disorder, nothing relies on it.
+ */
+static void delay(struct host_stream *s, uint32_t max_us)
+{
+    if (s->seed == 0 || max_us == 0)
+        return;
+    long ns = (long)(random_next(&s->seed) % (max_us + 1ULL)) * 1000;
+    struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, &t) == EINTR)
+        continue;
+}
+
+static void *stream_main(void *arg)
+{
+    struct host_stream *s = arg;
+    struct device_host *h = host_of(s->base.device);
+    struct host_item *item;
+    while ((item = next_item(s)) != NULL) {
+        delay(s, h->options.max_delay_us);
+        if (h->options.fail_at_item != 0 &&
+            atomic_fetch_add(&h->items, 1) + 1 == h->options.fail_at_item)
+            fail(h, s->name);
+        item->run(s, item);
+        item_done(s, item);
+    }
+    return NULL;
+}
+
+/* With all signals blocked: they are the main thread's. */
+static int start_thread(struct host_stream *s)
+{
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = pthread_create(&s->thread, NULL, stream_main, s);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r == 0)
+        (void)pthread_setname_np(s->thread, s->name);
+    return r;
+}
+
+static void stream_destroy(struct host_stream *s)
+{
+    (void)pthread_cond_destroy(&s->filled);
+    (void)pthread_mutex_destroy(&s->mutex);
+    mem_free(s);
+}
+
+static int host_stream_new(struct device *d, const char *name, struct device_stream **ret,
+                           struct err *e)
+{
+    struct device_host *h = host_of(d);
+    struct host_stream *s = mem_zalloc(sizeof *s);
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "host device %u: stream '%s': out of memory", d->local, name);
+    s->base.device = d;
+    queue_init(&s->items);
+    (void)pthread_mutex_init(&s->mutex, NULL);
+    (void)pthread_cond_init(&s->filled, NULL);
+    (void)snprintf(s->name, sizeof s->name, "d%u %s", d->local, name);
+    uint64_t number = atomic_fetch_add(&h->next_stream, 1) + 1;
+    uint64_t mixed = h->options.seed + number;
+    s->seed = h->options.seed == 0 ? 0 : random_next(&mixed) | 1;
+    int r = start_thread(s);
+    if (r != 0) {
+        stream_destroy(s);
+        return err_set(e, RS_EEXHAUSTED, "host device %u: thread for stream '%s': %s", d->local,
+                       name, strerror(r));
+    }
+    atomic_fetch_add(&h->n_streams, 1);
+    *ret = &s->base;
+    return 0;
+}
+
+static void host_stream_free(struct device_stream *base)
+{
+    struct host_stream *s = stream_of(base);
+    struct device_host *h = host_of(base->device);
+    pthread_mutex_lock(&s->mutex);
+    s->stopping = true;
+    pthread_cond_signal(&s->filled);
+    pthread_mutex_unlock(&s->mutex);
+    rs_assert(pthread_join(s->thread, NULL) == 0);
+    stream_destroy(s);
+    atomic_fetch_sub(&h->n_streams, 1);
+}
+
+/* --- open and close -----------------------------------------------------------------------------
+ */
+
+static void host_close(struct device *d)
+{
+    struct device_host *h = host_of(d);
+    rs_assert(atomic_load(&h->n_streams) == 0);
+    (void)pthread_mutex_destroy(&h->mutex);
+    mem_free(h);
+}
+
+static const struct device_ops host_ops = {
+    .kind = "host",
+    .close = host_close,
+    .alloc = host_alloc,
+    .free = host_free,
+    .map = host_map,
+    .unmap = host_unmap,
+    .stream_new = host_stream_new,
+    .stream_free = host_stream_free,
+    .copy = host_copy,
+    .fingerprint = host_fingerprint,
+    .call = host_call,
+    .poison = host_poison,
+    .event_new = host_event_new,
+    .event_free = host_event_free,
+    .event_record = host_event_record,
+    .event_wait = host_event_wait,
+    .event_done = host_event_done,
+    .error = host_error,
+};
+
+int device_host_open(uint32_t local, const struct device_host_options *options, struct device **ret,
+                     struct err *e)
+{
+    struct device_host *h = mem_zalloc(sizeof *h);
+    if (h == NULL)
+        return err_set(e, RS_ENOMEM, "host device %u: out of memory", local);
+    h->base.ops = &host_ops;
+    h->base.local = local;
+    if (options != NULL)
+        h->options = *options;
+    (void)pthread_mutex_init(&h->mutex, NULL);
+    *ret = &h->base;
+    return 0;
+}

@@ -1,0 +1,442 @@
+/* The host device: order, events, disorder by seed, sticky errors, memory. */
+#include <check.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "device/device.h"
+#include "kernels/kernels_dtype.h"
+
+enum { BYTES = 4096, N_STREAMS = 3 };
+
+struct fixture {
+    struct device *device;
+    struct device_stream *stream[N_STREAMS];
+};
+
+static struct fixture open_with(struct device_host_options options)
+{
+    struct fixture f;
+    struct err e = {0};
+    ck_assert_int_eq(device_host_open(0, &options, &f.device, &e), 0);
+    for (unsigned i = 0; i < N_STREAMS; i++)
+        ck_assert_int_eq(device_stream_new(f.device, "test", &f.stream[i], &e), 0);
+    return f;
+}
+
+static void close_all(struct fixture *f)
+{
+    for (unsigned i = 0; i < N_STREAMS; i++)
+        device_stream_free(f->stream[i]);
+    device_close(f->device);
+}
+
+/* A gate that holds a stream until the test opens it. */
+struct gate {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool open;
+};
+
+static void gate_init(struct gate *g)
+{
+    *g = (struct gate){.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+}
+
+static void gate_wait(void *arg)
+{
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->mutex);
+    while (!g->open)
+        pthread_cond_wait(&g->changed, &g->mutex);
+    pthread_mutex_unlock(&g->mutex);
+}
+
+static void gate_open(void *arg)
+{
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->mutex);
+    g->open = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->mutex);
+}
+
+static struct kernel_copy bytes_copy(void *to, void *from, uint64_t n)
+{
+    return (struct kernel_copy){.size = {n},
+                                .from = {from, {1}},
+                                .to = {{to, {1}}},
+                                .n_targets = 1,
+                                .n_dims = 1,
+                                .from_dtype = KERNEL_UINT8,
+                                .to_dtype = KERNEL_UINT8};
+}
+
+/* Waits until everything on s has run. */
+static void drain(struct device_stream *s)
+{
+    struct gate g;
+    gate_init(&g);
+    ck_assert_int_eq(device_call(s, gate_open, &g), 0);
+    gate_wait(&g);
+}
+
+struct log {
+    unsigned at;
+    unsigned seen[200];
+};
+
+struct note {
+    struct log *log;
+    unsigned value;
+};
+
+static void note_down(void *arg)
+{
+    struct note *n = arg;
+    n->log->seen[n->log->at++] = n->value;
+}
+
+START_TEST(items_of_one_stream_run_in_order_under_delays)
+{
+    struct fixture f = open_with((struct device_host_options){.seed = 5, .max_delay_us = 50});
+    struct log log = {0};
+    struct note notes[200];
+    for (unsigned i = 0; i < 200; i++) {
+        notes[i] = (struct note){&log, i};
+        ck_assert_int_eq(device_call(f.stream[0], note_down, &notes[i]), 0);
+    }
+    drain(f.stream[0]);
+    for (unsigned i = 0; i < 200; i++)
+        ck_assert_uint_eq(log.seen[i], i);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(enqueueing_copies_its_arguments_and_does_not_wait)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct gate g;
+    uint8_t from[BYTES], to[2][BYTES];
+    gate_init(&g);
+    memset(from, 7, sizeof from);
+    memset(to, 0, sizeof to);
+    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0);
+    struct kernel_copy c[2] = {bytes_copy(to[0], from, BYTES), bytes_copy(to[1], from, BYTES)};
+    ck_assert_int_eq(device_copy(f.stream[0], c, 2), 0);
+    memset(c, 0xFF, sizeof c);
+    ck_assert_uint_eq(to[1][0], 0);
+    gate_open(&g);
+    drain(f.stream[0]);
+    ck_assert_mem_eq(to[0], from, BYTES);
+    ck_assert_mem_eq(to[1], from, BYTES);
+    close_all(&f);
+}
+END_TEST
+
+/* stream 1 copies what stream 0 wrote, `rounds` times over; returns how often it read too early. */
+static unsigned early_reads(struct fixture *f, bool with_event, unsigned rounds)
+{
+    unsigned early = 0;
+    struct device_event *ev;
+    static uint8_t from[BYTES], middle[BYTES], to[BYTES];
+    ck_assert_int_eq(device_event_new(f->device, &ev), 0);
+    for (unsigned i = 1; i <= rounds; i++) {
+        memset(from, (int)i, sizeof from);
+        struct kernel_copy first = bytes_copy(middle, from, BYTES);
+        struct kernel_copy second = bytes_copy(to, middle, BYTES);
+        ck_assert_int_eq(device_copy(f->stream[0], &first, 1), 0);
+        ck_assert_int_eq(device_event_record(ev, f->stream[0]), 0);
+        if (with_event)
+            ck_assert_int_eq(device_event_wait(f->stream[1], ev), 0);
+        ck_assert_int_eq(device_copy(f->stream[1], &second, 1), 0);
+        drain(f->stream[0]);
+        drain(f->stream[1]);
+        early += to[0] != (uint8_t)i || to[BYTES - 1] != (uint8_t)i;
+    }
+    device_event_free(ev);
+    return early;
+}
+
+START_TEST(an_event_orders_two_streams_under_delays)
+{
+    struct fixture f = open_with((struct device_host_options){.seed = 6, .max_delay_us = 300});
+    ck_assert_uint_eq(early_reads(&f, true, 60), 0);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(a_missing_dependency_shows_under_delays)
+{
+#if defined(__SANITIZE_THREAD__)
+    return; /* the fault that it makes is a data race */
+#endif
+    struct fixture f = open_with((struct device_host_options){.seed = 6, .max_delay_us = 300});
+    ck_assert_uint_gt(early_reads(&f, false, 60), 5);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(an_event_that_was_never_recorded_counts_as_done)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct device_event *ev;
+    ck_assert_int_eq(device_event_new(f.device, &ev), 0);
+    ck_assert(device_event_done(ev));
+    ck_assert_int_eq(device_event_wait(f.stream[0], ev), 0);
+    drain(f.stream[0]);
+    device_event_free(ev);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(an_event_is_done_when_its_record_has_run_and_may_be_recorded_again)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct device_event *ev;
+    ck_assert_int_eq(device_event_new(f.device, &ev), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        struct gate g;
+        gate_init(&g);
+        ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0);
+        ck_assert_int_eq(device_event_record(ev, f.stream[0]), 0);
+        ck_assert(!device_event_done(ev));
+        ck_assert_int_eq(device_event_wait(f.stream[1], ev), 0);
+        gate_open(&g);
+        drain(f.stream[1]);
+        ck_assert(device_event_done(ev));
+    }
+    device_event_free(ev);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(an_event_may_be_freed_while_others_wait_for_it)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct device_event *ev;
+    struct gate g;
+    gate_init(&g);
+    ck_assert_int_eq(device_event_new(f.device, &ev), 0);
+    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0);
+    ck_assert_int_eq(device_event_record(ev, f.stream[0]), 0);
+    ck_assert_int_eq(device_event_wait(f.stream[1], ev), 0);
+    ck_assert_int_eq(device_event_wait(f.stream[2], ev), 0);
+    device_event_free(ev);
+    gate_open(&g);
+    drain(f.stream[1]);
+    drain(f.stream[2]);
+    close_all(&f);
+}
+END_TEST
+
+static void count_up(void *arg)
+{
+    atomic_fetch_add((atomic_uint *)arg, 1);
+}
+
+START_TEST(freeing_a_busy_stream_waits_for_all_that_is_enqueued)
+{
+    struct fixture f = open_with((struct device_host_options){.seed = 8, .max_delay_us = 200});
+    struct device_stream *s;
+    struct err e = {0};
+    atomic_uint count = 0;
+    ck_assert_int_eq(device_stream_new(f.device, "busy", &s, &e), 0);
+    for (unsigned i = 0; i < 50; i++)
+        ck_assert_int_eq(device_call(s, count_up, &count), 0);
+    device_stream_free(s);
+    ck_assert_uint_eq(atomic_load(&count), 50);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(after_an_error_work_is_skipped_completions_come_and_the_error_stays)
+{
+    struct fixture f = open_with((struct device_host_options){.fail_at_item = 2});
+    struct gate g;
+    struct device_event *ev;
+    struct err e = {0};
+    atomic_uint count = 0;
+    uint8_t from[BYTES], to[BYTES];
+    memset(from, 1, sizeof from);
+    memset(to, 0, sizeof to);
+    gate_init(&g);
+    ck_assert_int_eq(device_event_new(f.device, &ev), 0);
+    struct kernel_copy c = bytes_copy(to, from, BYTES);
+    ck_assert_int_eq(device_error(f.device, &e), 0);
+    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0); /* item 1 */
+    ck_assert_int_eq(device_copy(f.stream[0], &c, 1), 0);         /* item 2: fails */
+    ck_assert_int_eq(device_event_record(ev, f.stream[0]), 0);
+    ck_assert_int_eq(device_event_wait(f.stream[1], ev), 0);
+    ck_assert_int_eq(device_call(f.stream[1], count_up, &count), 0);
+    gate_open(&g);
+    while (atomic_load(&count) == 0)
+        sched_yield();
+    ck_assert(device_event_done(ev));
+    ck_assert_uint_eq(to[0], 0);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(device_error(f.device, &e), RS_EDEVICE);
+        ck_assert_ptr_nonnull(strstr(e.text, "test"));
+        ck_assert_int_eq(device_copy(f.stream[2], &c, 1), RS_EDEVICE);
+        ck_assert_int_eq(device_call(f.stream[2], count_up, &count), RS_EDEVICE);
+        ck_assert_int_eq(device_event_record(ev, f.stream[2]), RS_EDEVICE);
+        ck_assert(device_event_done(ev));
+    }
+    device_event_free(ev);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(memory_of_the_device_is_aligned_and_poisoned_only_with_a_seed)
+{
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        struct fixture f = open_with((struct device_host_options){.seed = seed});
+        struct err e = {0};
+        void *p;
+        ck_assert_int_eq(device_alloc(f.device, 10000, &p, &e), 0);
+        ck_assert_uint_eq((uintptr_t)p % 4096, 0);
+        ck_assert_uint_eq(((uint8_t *)p)[9999], seed == 0 ? 0 : DEVICE_POISON);
+        memset(p, 1, 10000);
+        ck_assert_int_eq(device_poison(f.stream[0], (char *)p + 1, 9998), 0);
+        drain(f.stream[0]);
+        ck_assert_uint_eq(((uint8_t *)p)[0], 1);
+        ck_assert_uint_eq(((uint8_t *)p)[1], seed == 0 ? 1 : DEVICE_POISON);
+        ck_assert_uint_eq(((uint8_t *)p)[9998], seed == 0 ? 1 : DEVICE_POISON);
+        ck_assert_uint_eq(((uint8_t *)p)[9999], 1);
+        device_free(f.device, p, 10000);
+        close_all(&f);
+    }
+}
+END_TEST
+
+START_TEST(memory_that_is_not_there_is_refused_with_the_bytes)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct err e = {0};
+    void *p = NULL;
+    ck_assert_int_eq(device_alloc(f.device, (size_t)1 << 60, &p, &e), RS_EEXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(e.text, "1152921504606846976"));
+    ck_assert_int_eq(device_alloc(f.device, 0, &p, &e), RS_EINVAL);
+    ck_assert_ptr_null(p);
+    close_all(&f);
+}
+END_TEST
+
+START_TEST(a_mapped_segment_is_the_clients_memory_and_read_only_where_asked)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct err e = {0};
+    void *p, *q;
+    int fd = memfd_create("segment", MFD_CLOEXEC);
+    ck_assert_int_eq(ftruncate(fd, BYTES), 0);
+    uint8_t *client = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_int_eq(device_map(f.device, dup(fd), BYTES, true, &p, &e), 0);
+    client[5] = 9;
+    ck_assert_uint_eq(((uint8_t *)p)[5], 9);
+    ((uint8_t *)p)[6] = 8;
+    ck_assert_uint_eq(client[6], 8);
+    ck_assert_int_eq(device_map(f.device, fd, BYTES + 1, true, &q, &e), RS_EINVAL);
+    ck_assert_int_eq(device_map(f.device, fd, 0, true, &q, &e), RS_EINVAL);
+    ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC); /* refused: still ours */
+    device_unmap(f.device, p, BYTES);
+    (void)munmap(client, BYTES);
+    (void)close(fd);
+    close_all(&f);
+}
+END_TEST
+
+/* Opens, uses and closes a device; how many allocations of it can fail. */
+static int use_device(void)
+{
+    struct device *d = NULL;
+    struct device_stream *s = NULL;
+    struct device_event *ev = NULL;
+    struct err e = {0};
+    uint64_t sum = 0;
+    uint8_t from[8] = {1}, to[8] = {0};
+    struct kernel_copy c = bytes_copy(to, from, 8);
+    struct kernel_fingerprint fp = {
+        .size = {8}, .from = {from, {1}}, .fingerprint = &sum, .n_dims = 1, .dtype = KERNEL_UINT8};
+    int r = device_host_open(0, NULL, &d, &e);
+    if (r == 0)
+        r = device_stream_new(d, "s", &s, &e);
+    if (r == 0)
+        r = device_event_new(d, &ev);
+    if (r == 0)
+        r = device_copy(s, &c, 1);
+    if (r == 0)
+        r = device_fingerprint(s, &fp, 1);
+    if (r == 0)
+        r = device_event_record(ev, s);
+    if (r == 0)
+        r = device_event_wait(s, ev);
+    device_event_free(ev);
+    device_stream_free(s);
+    device_close(d);
+    ck_assert(r != 0 || (to[0] == 1 && sum != 0));
+    return r;
+}
+
+START_TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
+{
+    for (long i = 1;; i++) {
+        mem_fail_at(i);
+        int r = use_device();
+        int failed = mem_failed();
+        mem_fail_at(0);
+        ck_assert_int_eq(r, failed ? RS_ENOMEM : 0);
+        if (!failed)
+            break;
+    }
+}
+END_TEST
+
+/* A runaway caller meets a limit instead of taking all memory: a megabyte per item. */
+START_TEST(a_queue_that_holds_too_much_refuses_more)
+{
+    struct fixture f = open_with((struct device_host_options){0});
+    struct gate g;
+    gate_init(&g);
+    enum { N = 8192 };
+    uint64_t sum = 0;
+    uint8_t byte = 1;
+    struct kernel_fingerprint *fp = calloc(N, sizeof *fp);
+    for (unsigned i = 0; i < N; i++)
+        fp[i] = (struct kernel_fingerprint){.from = {&byte, {1}}, .fingerprint = &sum, .dtype = 11};
+    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0);
+    unsigned n = 0;
+    int r = 0;
+    for (; r == 0 && n < 1000; n++)
+        r = device_fingerprint(f.stream[0], fp, N);
+    ck_assert_int_eq(r, RS_ENOMEM);
+    ck_assert_uint_gt(n, 100);
+    gate_open(&g);
+    drain(f.stream[0]);
+    ck_assert_int_eq(device_fingerprint(f.stream[0], fp, N), 0);
+    free(fp);
+    close_all(&f);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(items_of_one_stream_run_in_order_under_delays)                                               \
+    X(enqueueing_copies_its_arguments_and_does_not_wait)                                           \
+    X(an_event_orders_two_streams_under_delays)                                                    \
+    X(a_missing_dependency_shows_under_delays)                                                     \
+    X(an_event_that_was_never_recorded_counts_as_done)                                             \
+    X(an_event_is_done_when_its_record_has_run_and_may_be_recorded_again)                          \
+    X(an_event_may_be_freed_while_others_wait_for_it)                                              \
+    X(freeing_a_busy_stream_waits_for_all_that_is_enqueued)                                        \
+    X(after_an_error_work_is_skipped_completions_come_and_the_error_stays)                         \
+    X(memory_of_the_device_is_aligned_and_poisoned_only_with_a_seed)                               \
+    X(memory_that_is_not_there_is_refused_with_the_bytes)                                          \
+    X(a_mapped_segment_is_the_clients_memory_and_read_only_where_asked)                            \
+    X(every_failed_allocation_is_an_error_and_leaks_nothing)                                       \
+    X(a_queue_that_holds_too_much_refuses_more)
+#include "test/lib/main.h"
