@@ -137,6 +137,7 @@ endef
 $(foreach t,$(BENCH),$(eval $(call bench_rule,$(t))))
 
 FUZZ_layout_json := layout
+FUZZ_topology    := topology
 FUZZ_binding     := memory
 FUZZ_program     := plan
 FUZZ_request     := service

@@ -585,7 +585,8 @@ static int parse(const char *text, size_t n_bytes, json_t **ret, struct err *e)
     *ret = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &error);
     if (*ret != NULL)
         return 0;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    /* jansson says so only at times: then there is no text, or one about the last token. */
+    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
         return err_set(e, RS_ENOMEM, "out of memory");
     return err_set(e, RS_EINVAL, "line %d, column %d: %s", error.line, error.column, error.text);
 }
