@@ -27,6 +27,7 @@ FLOOR_refit     := 3
 FLOOR_exec      := 4
 FLOOR_peer      := 5
 FLOOR_service   := 6
+FLOOR_client    := 7
 USES_base       :=
 USES_kernels    :=
 USES_layout     :=
@@ -41,9 +42,10 @@ USES_refit      := layout ledger
 USES_exec       := plan memory transport device kernels layout topology
 USES_peer       := exec refit plan layout topology ledger rpc
 USES_service    := peer exec refit plan layout topology ledger rpc memory
+USES_client     := layout rpc
 # floor-end
 
-FOLDERS := kernels layout topology ledger device rpc plan memory transport refit exec peer service
+FOLDERS := kernels layout topology ledger device rpc plan memory transport refit exec peer service client
 LIBS_base      := -lpthread
 LIBS_kernels   := -lm
 LIBS_layout    := -ljansson -lxxhash
@@ -64,7 +66,11 @@ LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
         demo bench fuzz install clean help deps
 .SECONDARY:
 
-src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c))
+# The library part of client/: all but the programs.
+CLIENT_SRC := $(filter-out client/reshardctl.c client/ctl_%.c client/cmd_%.c client/demo_%.c,$(wildcard client/*.c))
+
+src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
+          $(if $(filter client,$(1)),$(CLIENT_SRC))
 obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1)))
 lib_of  = $(if $(call src_of,$(1)),$(BUILD)/lib/lib$(1).a)
 # A folder and all that it may use, transitively.
@@ -109,6 +115,7 @@ $(foreach f,base $(FOLDERS),$(if $(call src_of,$(f)),$(eval $(call folder_rule,$
 
 # --- programs -------------------------------------------------------------------------------------
 -include Makefile.programs
+-include client/client.mk
 
 # --- unit tests: test/unit/test_FOLDER[_SUBJECT].c links FOLDER and what it may use ----------------
 UNIT := $(patsubst test/unit/%.c,$(BUILD)/test/%,$(wildcard test/unit/test_*.c))

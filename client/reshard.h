@@ -181,10 +181,10 @@ RESHARD_API uint64_t reshard_layout_rank_bytes(const struct reshard_layout *layo
 struct reshard_piece {
     const char *tensor; /* borrowed during the call */
     struct reshard_segment *segment;
-    uint64_t offset_bytes; /* from the segment's start to the box's first element */
-    bool whole_shard;      /* the whole of this rank's one box of the tensor; `box` is not read */
-    struct reshard_box box;
-    bool dense; /* row-major over the box without gaps; stride_bytes is not read */
+    uint64_t offset_bytes;  /* from the segment's start to the box's first element */
+    bool whole_shard;       /* the whole of this rank's one box of the tensor */
+    struct reshard_box box; /* of a whole shard only n_dims is read, and that only with strides */
+    bool dense;             /* row-major over the box without gaps; stride_bytes is not read */
     int64_t stride_bytes[RESHARD_MAX_DIMS]; /* per tensor dim, >= 0 */
 };
 

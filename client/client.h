@@ -1,0 +1,78 @@
+/* Inside of libreshard: the client, its segments, and how a call survives a daemon's restart.
+ *
+ * Locks, in the order in which they may be taken: connect_mutex (who opens a link and hands the
+ * segments over; held while blocking, taken with a deadline), then mutex (pointers and counts; held
+ * for a few instructions). A worker's own mutex (worker.c) is taken after both. */
+#ifndef RS_CLIENT_CLIENT_H
+#define RS_CLIENT_CLIENT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/queue.h"
+#include "client/link.h"
+#include "client/reshard.h"
+#include "layout/layout.h"
+
+struct reshard_client {
+    char *path;
+    pthread_mutex_t connect_mutex;
+    struct queue segments; /* of struct reshard_segment; guarded by connect_mutex */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* monotonic; closing */
+    struct link *link;      /* guarded by mutex; NULL: none */
+    struct queue workers;   /* guarded by mutex */
+    uint64_t n_links;       /* opened so far */
+    bool closing;
+};
+
+struct reshard_segment {
+    struct queue queue; /* in client.segments */
+    struct reshard_client *client;
+    int fd;
+    void *data;
+    uint64_t bytes;
+    uint64_t id;      /* the daemon's, on the client's newest link */
+    uint32_t n_users; /* workers; guarded by client.mutex */
+};
+
+struct reshard_layout {
+    struct layout *layout;
+};
+
+struct reshard_worker;
+
+/* Copies what happened to the caller's struct (may be NULL); returns code. */
+int client_give(struct reshard_error *e, int code, const struct err *err);
+uint64_t client_deadline(uint32_t timeout_ms); /* 0: the default */
+
+/* The live link, referenced; opens one (with back-off until the deadline) where there is none.
+ * RS_EUNAVAIL, RS_EPERM, RS_EPROTO, RS_ECANCELED (closing). */
+int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e);
+
+/* One try of a call over a link. worker: the id to say, 0 where the call has no worker. */
+typedef int (*client_try)(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                          struct err *e);
+/* Tries until it is answered or the deadline is over; w may be NULL. What is answered for a dead
+ * link, an unknown token or a data plane that is being replaced is tried again. */
+int client_call(struct reshard_client *c, struct reshard_worker *w, uint64_t deadline_ns,
+                client_try fn, void *arg, struct err *e);
+
+/* Whether a failure of a call on `l` is worth another try, and drops the link where it is broken.
+ */
+bool client_retry(struct link *l, int code);
+/* Waits the jittered pause before try number `n` (0, 1, …): false where the deadline or the
+ * client's end is nearer. At most one second. */
+bool client_pause(struct reshard_client *c, unsigned n, uint64_t deadline_ns);
+void client_timespec(uint64_t deadline_ns, struct timespec *ret);
+
+/* worker.c: the worker's id on a link, waiting until it is attached. */
+int worker_hold(struct reshard_worker *w, uint64_t deadline_ns, struct link **ret_link,
+                uint64_t *ret_worker, struct err *e);
+/* Whether the worker is attached under another id (or link) by now, or about to be. */
+bool worker_moved(struct reshard_worker *w, uint64_t worker);
+struct reshard_worker *worker_of_queue(struct queue *q);
+
+#endif

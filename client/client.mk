@@ -1,0 +1,23 @@
+# libreshard, reshardctl, and the demo's worker. Included by the Makefile.
+#
+# The library is everything in client/ but the programs; it takes in the archives of base, layout and
+# rpc, hidden, and exports reshard_* alone.
+CLIENT_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CLIENT_SRC))
+CLIENT_LIBS := $(foreach f,rpc layout base,$(call lib_of,$(f))) $(BUILD)/lib/libproto.a
+CLIENT_LDLIBS := -lgrpc -lgpr -luv -lprotobuf-c -ljansson -lxxhash -lpthread
+CTL_SRC := $(wildcard client/reshardctl.c client/ctl_*.c client/cmd_*.c)
+CTL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CTL_SRC))
+CTL_LIBS := $(call lib_of,plan) $(call lib_of,topology)
+
+$(BUILD)/libreshard.so: $(CLIENT_OBJ) $(CLIENT_LIBS)
+	$(CC) -shared -Wl,-soname,libreshard.so.0 -Wl,-z,defs $(LDFLAGS_ALL) -o $@ $(CLIENT_OBJ) \
+	    -Wl,--start-group $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS)
+	@ln -sf libreshard.so $(BUILD)/libreshard.so.0
+
+$(BUILD)/reshardctl: $(CTL_OBJ) $(BUILD)/lib/libclient.a $(CTL_LIBS) $(CLIENT_LIBS)
+	$(CC) $(LDFLAGS_ALL) -o $@ $(CTL_OBJ) -Wl,--start-group $(BUILD)/lib/libclient.a $(CTL_LIBS) \
+	    $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS)
+
+# As a user's program is built: the header and the shared library, nothing else.
+$(BUILD)/demo_worker: $(BUILD)/obj/client/demo_worker.o $(BUILD)/libreshard.so
+	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN' -ljansson -lm

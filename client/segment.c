@@ -1,0 +1,214 @@
+/* Segments: sealed memfds, mapped here and handed over on every link that the client opens. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "client/client.h"
+
+#include "base/banned.h"
+
+enum { SEGMENT_DROP_MOST_MS = 2000 };
+
+static int connect_lock(struct reshard_client *c, uint64_t deadline_ns, struct err *e)
+{
+    struct timespec at;
+    client_timespec(deadline_ns, &at);
+    if (pthread_mutex_clocklock(&c->connect_mutex, CLOCK_MONOTONIC, &at) != 0)
+        return err_set(e, RS_EDEADLINE, "segment: the client was reconnecting until the deadline");
+    return 0;
+}
+
+static int page_round(uint64_t bytes, uint64_t *ret, struct err *e)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page)
+        return err_set(e, RS_EINVAL, "segment of %llu bytes: use 1 … 2^63-1",
+                       (unsigned long long)bytes);
+    *ret = (bytes + page - 1) / page * page;
+    return 0;
+}
+
+/* A memfd whose pages all exist and which nobody can shrink. */
+static int memfd_make(uint64_t bytes, int *ret_fd, struct err *e)
+{
+    int fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return err_set(e, RS_EIO, "memfd_create: %s", strerror(errno));
+    int n;
+    do
+        n = fallocate(fd, 0, 0, (off_t)bytes);
+    while (n != 0 && errno == EINTR);
+    if (n == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+        *ret_fd = fd;
+        return 0;
+    }
+    int why = errno;
+    close(fd);
+    return err_set(e, why == ENOSPC || why == ENOMEM ? RS_EEXHAUSTED : RS_EIO,
+                   "segment of %llu bytes: %s", (unsigned long long)bytes, strerror(why));
+}
+
+static int adopt_check(int fd, uint64_t bytes, struct err *e)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return err_set(e, RS_EINVAL, "segment: descriptor %d: %s", fd, strerror(errno));
+    if (bytes == 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size < bytes)
+        return err_set(e, RS_EINVAL, "segment: descriptor %d is not a memfd of at least %llu bytes",
+                       fd, (unsigned long long)bytes);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+        return err_set(e, RS_EINVAL,
+                       "segment: descriptor %d is not sealed against shrinking; make it with "
+                       "MFD_ALLOW_SEALING and add F_SEAL_SHRINK",
+                       fd);
+    if ((uint64_t)st.st_blocks * 512 < bytes)
+        return err_set(e, RS_EINVAL,
+                       "segment: %llu of %llu bytes of descriptor %d have no memory; fallocate it",
+                       (unsigned long long)(bytes - (uint64_t)st.st_blocks * 512),
+                       (unsigned long long)bytes, fd);
+    return 0;
+}
+
+static void segment_destroy(struct reshard_segment *s)
+{
+    if (s->data != NULL)
+        munmap(s->data, s->bytes);
+    close(s->fd);
+    mem_free(s);
+}
+
+/* Takes fd, also on failure. */
+static int segment_map(struct reshard_client *c, int fd, uint64_t bytes,
+                       struct reshard_segment **ret, struct err *e)
+{
+    struct reshard_segment *s = mem_zalloc(sizeof *s);
+    if (s == NULL) {
+        close(fd);
+        return err_set(e, RS_ENOMEM, "segment: out of memory");
+    }
+    *s = (struct reshard_segment){.client = c, .fd = fd, .bytes = bytes};
+    queue_init(&s->queue);
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+        int why = errno;
+        segment_destroy(s);
+        return err_set(e, RS_EEXHAUSTED, "segment of %llu bytes: mmap: %s",
+                       (unsigned long long)bytes, strerror(why));
+    }
+    s->data = data;
+    *ret = s;
+    return 0;
+}
+
+static int try_add(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg, struct err *e)
+{
+    (void)worker;
+    struct reshard_segment *s = arg;
+    struct reshard_client *c = s->client;
+    int r = connect_lock(c, deadline_ns, e);
+    if (r != 0)
+        return r;
+    /* While connect_mutex is held no other link is made, so the id is that of the newest. */
+    r = link_alive(l) ? link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e)
+                      : err_set(e, RS_EUNAVAIL, "segment: the daemon is gone");
+    if (r == 0)
+        queue_push(&c->segments, &s->queue);
+    pthread_mutex_unlock(&c->connect_mutex);
+    return r;
+}
+
+/* Takes fd, also on failure. */
+static int segment_hand_over(struct reshard_client *c, int fd, uint64_t bytes, uint32_t timeout_ms,
+                             struct reshard_segment **ret, struct err *e)
+{
+    struct reshard_segment *s = NULL;
+    int r = segment_map(c, fd, bytes, &s, e);
+    if (r != 0)
+        return r;
+    r = client_call(c, NULL, client_deadline(timeout_ms), try_add, s, e);
+    if (r != 0)
+        segment_destroy(s);
+    else
+        *ret = s;
+    return r;
+}
+
+int reshard_segment_new(struct reshard_client *c, uint64_t bytes, uint32_t timeout_ms,
+                        struct reshard_segment **ret_segment, struct reshard_error *e)
+{
+    struct err err = {0};
+    int fd = -1;
+    int r = page_round(bytes, &bytes, &err);
+    if (r == 0)
+        r = memfd_make(bytes, &fd, &err);
+    if (r == 0)
+        r = segment_hand_over(c, fd, bytes, timeout_ms, ret_segment, &err);
+    return client_give(e, r, &err);
+}
+
+int reshard_segment_adopt(struct reshard_client *c, int fd, uint64_t bytes, uint32_t timeout_ms,
+                          struct reshard_segment **ret_segment, struct reshard_error *e)
+{
+    struct err err = {0};
+    int r = adopt_check(fd, bytes, &err);
+    int own = -1;
+    if (r == 0 && (own = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
+        r = err_set(&err, RS_EIO, "segment: dup: %s", strerror(errno));
+    if (r == 0)
+        r = segment_hand_over(c, own, bytes, timeout_ms, ret_segment, &err);
+    return client_give(e, r, &err);
+}
+
+void *reshard_segment_data(const struct reshard_segment *s)
+{
+    return s->data;
+}
+
+uint64_t reshard_segment_bytes(const struct reshard_segment *s)
+{
+    return s->bytes;
+}
+
+/* The daemon forgets it where it can be asked; a daemon that is gone has forgotten it already. */
+static void segment_take_back(struct reshard_segment *s, uint64_t deadline_ns)
+{
+    struct reshard_client *c = s->client;
+    pthread_mutex_lock(&c->mutex);
+    struct link *l = c->link != NULL && link_alive(c->link) ? link_ref(c->link) : NULL;
+    pthread_mutex_unlock(&c->mutex);
+    if (l != NULL)
+        (void)link_segment_drop(l, s->id, deadline_ns, NULL);
+    link_unref(l);
+}
+
+int reshard_segment_free(struct reshard_segment *s, uint32_t timeout_ms, struct reshard_error *e)
+{
+    struct err err = {0};
+    if (s == NULL)
+        return client_give(e, 0, &err);
+    struct reshard_client *c = s->client;
+    pthread_mutex_lock(&c->mutex);
+    uint32_t n_users = s->n_users;
+    pthread_mutex_unlock(&c->mutex);
+    if (n_users > 0)
+        return client_give(e,
+                           err_set(&err, RS_EPRECOND,
+                                   "segment: %u workers are attached with it; detach them first",
+                                   n_users),
+                           &err);
+    uint64_t deadline =
+        timeout_ms == 0 ? deadline_after_ms(SEGMENT_DROP_MOST_MS) : deadline_after_ms(timeout_ms);
+    int r = connect_lock(c, deadline, &err);
+    if (r != 0)
+        return client_give(e, r, &err);
+    queue_remove(&s->queue);
+    segment_take_back(s, deadline);
+    pthread_mutex_unlock(&c->connect_mutex);
+    segment_destroy(s);
+    return client_give(e, 0, &err);
+}

@@ -1,0 +1,746 @@
+/* A worker: its lease is an open Attach stream, kept by a thread of its own.
+ *
+ *                 attach ok
+ *   (new) ───────────────────► ATTACHED ◄────────────┐
+ *                                 │ stream broke     │ attached again, event REATTACHED
+ *                                 ▼                  │
+ *                              BROKEN ───────────────┘
+ *        evicted, or refused for good │
+ *                                 ▼
+ *                               OVER
+ *
+ * The thread receives the stream's events, keeps the account of what the memory holds, and attaches
+ * again where the stream breaks: with `resume` while the daemon still knows this client, else anew
+ * with what the memory holds. reshard_attach makes the first attach on the caller's thread.
+ * Everything that changes is guarded by the worker's mutex; fields above it are set once. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "client/api.h"
+#include "client/client.h"
+#include "layout/layout.h"
+
+#include "base/banned.h"
+
+enum {
+    EVENTS_MOST = 4096,
+    RECEIVE_MS = 250, /* how soon a link that another thread lost is noticed */
+    LINK_MOST_MS = 500,
+    ATTACH_MOST_MS = 30000,
+    REFUSED_MOST_MS = 15000 /* an old lease of ours may take its grace time to end */
+};
+
+enum worker_state { WORKER_ATTACHED, WORKER_BROKEN, WORKER_OVER };
+
+struct worker_event {
+    enum reshard_event_type type;
+    uint64_t version, attempt;
+    char *reason; /* owned; NULL: none */
+};
+
+struct reshard_worker {
+    struct queue queue; /* in client.workers */
+    struct reshard_client *client;
+    char *model;
+    const struct layout *layout;
+    enum reshard_side side;
+    enum reshard_receive receive;
+    uint32_t rank, device;
+    bool accept_automatically;
+    struct reshard_segment **segments; /* distinct, in the order in which the pieces name them */
+    size_t n_segments;
+    struct api_pages pages;
+    pthread_t thread;
+    bool started;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* state, closing, events */
+    enum worker_state state;
+    bool closing;
+    struct link *link;         /* of the stream */
+    struct rpc_stream *stream; /* freed by the thread (or by detach after it has ended) */
+    uint64_t id;
+    uint64_t committed, held, applied, reattached;
+    uint64_t live_version, shadow_version; /* what to claim at the next attach */
+    char *over_reason;
+    bool evicted;
+    struct worker_event *events; /* ring of EVENTS_MOST */
+    size_t first_event, n_events;
+};
+
+struct reshard_worker *worker_of_queue(struct queue *q)
+{
+    return container_of(q, struct reshard_worker, queue);
+}
+
+const char *reshard_event_name(enum reshard_event_type type)
+{
+    static const char *const names[] = {
+        [RESHARD_EVENT_PUBLISH_REQUESTED] = "publish_requested",
+        [RESHARD_EVENT_READY_REQUESTED] = "ready_requested",
+        [RESHARD_EVENT_ACCEPT_REQUESTED] = "accept_requested",
+        [RESHARD_EVENT_COMMITTED] = "committed",
+        [RESHARD_EVENT_ABORTED] = "aborted",
+        [RESHARD_EVENT_SOURCE_RELEASED] = "source_released",
+        [RESHARD_EVENT_EVICTED] = "evicted",
+        [RESHARD_EVENT_REATTACHED] = "reattached",
+    };
+    size_t i = (size_t)type;
+    return i < sizeof names / sizeof *names && names[i] != NULL ? names[i] : "unknown";
+}
+
+/* ---- events, and the account of what the memory holds; under the mutex -------------------------
+ */
+
+static void event_push(struct reshard_worker *w, enum reshard_event_type type, uint64_t version,
+                       uint64_t attempt, const char *reason)
+{
+    if (w->n_events == EVENTS_MOST) {
+        mem_free(w->events[w->first_event].reason);
+        w->first_event = (w->first_event + 1) % EVENTS_MOST;
+        w->n_events--;
+    }
+    struct worker_event *ev = &w->events[(w->first_event + w->n_events++) % EVENTS_MOST];
+    *ev = (struct worker_event){.type = type, .version = version, .attempt = attempt};
+    if (reason != NULL && reason[0] != '\0')
+        ev->reason = mem_strdup(reason);
+    pthread_cond_broadcast(&w->changed);
+}
+
+static void account_received(struct reshard_worker *w, uint64_t version)
+{
+    if (w->side != RESHARD_DESTINATION)
+        return;
+    w->held = version;
+    if (w->receive == RESHARD_RECEIVE_STAGED)
+        w->shadow_version = version;
+    else
+        w->live_version = version;
+}
+
+static void account(struct reshard_worker *w, const struct reshard_event *ev)
+{
+    switch (ev->type) {
+    case RESHARD_EVENT_ACCEPT_REQUESTED:
+        account_received(w, ev->version);
+        break;
+    case RESHARD_EVENT_COMMITTED:
+        w->committed = ev->version;
+        account_received(w, ev->version);
+        if (w->side == RESHARD_DESTINATION && w->receive == RESHARD_RECEIVE_IN_PLACE)
+            w->applied = ev->version;
+        break;
+    case RESHARD_EVENT_SOURCE_RELEASED:
+        w->live_version = 0; /* the trainer may write it from now on */
+        break;
+    default:
+        break;
+    }
+}
+
+static void worker_over(struct reshard_worker *w, const char *reason)
+{
+    w->state = WORKER_OVER;
+    w->evicted = true;
+    if (w->over_reason == NULL)
+        w->over_reason = mem_strdup(reason);
+    event_push(w, RESHARD_EVENT_EVICTED, 0, 0, reason);
+}
+
+static void take_attached(struct reshard_worker *w, struct link *l, struct rpc_stream *s,
+                          const struct api_attached *a)
+{
+    w->link = l;
+    w->stream = s;
+    w->id = a->worker;
+    w->committed = a->committed;
+    w->held = a->held;
+    w->applied = a->applied;
+    w->state = WORKER_ATTACHED;
+    pthread_cond_broadcast(&w->changed);
+}
+
+/* ---- attaching ---------------------------------------------------------------------------------
+ */
+
+/* The daemon's ids of the worker's segments, as they are on `l`: RS_EUNAVAIL where the client has
+ * gone on to another link meanwhile. */
+static int segment_ids(struct reshard_worker *w, struct link *l, uint64_t deadline_ns,
+                       uint64_t *ret_ids, struct err *e)
+{
+    struct timespec at;
+    client_timespec(deadline_ns, &at);
+    if (pthread_mutex_clocklock(&w->client->connect_mutex, CLOCK_MONOTONIC, &at) != 0)
+        return err_set(e, RS_EUNAVAIL, "the client was reconnecting until the deadline");
+    for (size_t i = 0; i < w->n_segments; i++)
+        ret_ids[i] = w->segments[i]->id;
+    pthread_mutex_unlock(&w->client->connect_mutex);
+    return link_alive(l) ? 0 : err_set(e, RS_EUNAVAIL, "the daemon is gone");
+}
+
+static void hello_fill(struct reshard_worker *w, struct api_hello *h)
+{
+    pthread_mutex_lock(&w->mutex);
+    h->live_version = w->live_version;
+    h->shadow_version = w->shadow_version;
+    pthread_mutex_unlock(&w->mutex);
+    h->model = w->model;
+    h->layout_name = w->layout->name;
+    h->side = w->side;
+    h->receive = w->receive;
+    h->rank = w->rank;
+    h->device = w->device;
+    h->accept_automatically = w->accept_automatically;
+    h->n_segments = w->n_segments;
+}
+
+/* One attach on `l`: the layout first, since a daemon with a new ledger does not know it. */
+static int attach_on(struct reshard_worker *w, struct link *l, uint64_t resume,
+                     uint64_t deadline_ns, struct rpc_stream **ret_stream, struct api_attached *ret,
+                     struct err *e)
+{
+    uint8_t digest[16];
+    uint64_t *ids = mem_calloc(w->n_segments + 1, sizeof *ids);
+    if (ids == NULL)
+        return err_set(e, RS_ENOMEM, "attach: out of memory");
+    int r = segment_ids(w, l, deadline_ns, ids, e);
+    if (r == 0)
+        r = api_put_layout(link_channel(l), w->layout, deadline_ns, digest, e);
+    struct api_hello hello = {.digest = digest, .resume = resume, .segments = ids};
+    hello_fill(w, &hello);
+    if (r == 0)
+        r = api_attach(link_channel(l), &hello, &w->pages, deadline_ns, ret_stream, ret, e);
+    mem_free(ids);
+    return r;
+}
+
+struct attach_try {
+    struct reshard_worker *worker;
+    uint64_t resume;
+    struct link *resume_link; /* compared only: `resume` means something on this link alone */
+};
+
+static int try_attach(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                      struct err *e)
+{
+    (void)worker;
+    struct attach_try *t = arg;
+    struct rpc_stream *s;
+    struct api_attached a;
+    uint64_t resume = l == t->resume_link ? t->resume : 0;
+    int r = attach_on(t->worker, l, resume, deadline_ns, &s, &a, e);
+    if (r == RS_ENOTFOUND && resume != 0) /* its grace time is over */
+        r = attach_on(t->worker, l, 0, deadline_ns, &s, &a, e);
+    if (r != 0)
+        return r;
+    pthread_mutex_lock(&t->worker->mutex);
+    take_attached(t->worker, link_ref(l), s, &a);
+    pthread_mutex_unlock(&t->worker->mutex);
+    return 0;
+}
+
+/* ---- the thread --------------------------------------------------------------------------------
+ */
+
+/* True where the stream goes on. */
+static bool take_message(struct reshard_worker *w, void *data, size_t n)
+{
+    struct reshard_event ev;
+    int r = api_event(data, n, &ev, NULL);
+    mem_free(data);
+    if (r != 0)
+        return r == RS_EUNIMPL;
+    bool go_on = ev.type != RESHARD_EVENT_EVICTED;
+    pthread_mutex_lock(&w->mutex);
+    if (go_on) {
+        account(w, &ev);
+        event_push(w, ev.type, ev.version, ev.attempt, ev.reason);
+    } else {
+        worker_over(w, ev.reason);
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return go_on;
+}
+
+/* Takes events until the stream, its link or the worker ends. */
+static void receive_events(struct reshard_worker *w)
+{
+    bool go_on = true;
+    while (go_on) {
+        void *data;
+        size_t n;
+        int r = rpc_stream_receive(w->stream, RECEIVE_MS, &data, &n, NULL);
+        if (r == 0)
+            go_on = take_message(w, data, n);
+        else
+            go_on = r == RS_EDEADLINE && link_alive(w->link);
+        if (r != 0 && r != RS_EDEADLINE)
+            (void)client_retry(w->link, r);
+    }
+}
+
+/* Lets the stream and its link go; true where another attach is due. */
+static bool stream_drop(struct reshard_worker *w, struct attach_try *ret)
+{
+    pthread_mutex_lock(&w->mutex);
+    if (w->state == WORKER_ATTACHED)
+        w->state = WORKER_BROKEN;
+    struct rpc_stream *s = w->stream;
+    struct link *l = w->link;
+    *ret = (struct attach_try){.worker = w, .resume = w->id, .resume_link = l};
+    w->stream = NULL;
+    w->link = NULL;
+    bool again = !w->closing && w->state == WORKER_BROKEN;
+    pthread_mutex_unlock(&w->mutex);
+    rpc_stream_close(s);
+    link_unref(l);
+    return again;
+}
+
+static bool worker_closing(struct reshard_worker *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    bool closing = w->closing;
+    pthread_mutex_unlock(&w->mutex);
+    return closing;
+}
+
+/* Looks for a daemon for a moment only, so that detaching never waits long for one. */
+static int attach_once(struct reshard_worker *w, struct attach_try *t, struct err *e)
+{
+    struct link *l;
+    int r = client_link(w->client, deadline_after_ms(LINK_MOST_MS), &l, e);
+    if (r != 0)
+        return r;
+    r = try_attach(l, 0, deadline_after_ms(ATTACH_MOST_MS), t, e);
+    if (r != 0)
+        (void)client_retry(l, r);
+    link_unref(l);
+    return r;
+}
+
+/* Attaches again, for as long as it takes; false where the worker is over or being detached. What
+ * the daemon refuses is asked for again for a while, since it may only be late to notice our end.
+ */
+static bool attach_again(struct reshard_worker *w, struct attach_try *t)
+{
+    uint64_t refused_until = 0;
+    for (unsigned n = 0; !worker_closing(w); n++) {
+        struct err err = {0};
+        int r = attach_once(w, t, &err);
+        if (r == 0) {
+            pthread_mutex_lock(&w->mutex);
+            w->reattached++;
+            event_push(w, RESHARD_EVENT_REATTACHED, w->committed, 0, NULL);
+            pthread_mutex_unlock(&w->mutex);
+            return true;
+        }
+        bool refused = err_class(r) == ERR_CALLER && r != RS_EUNAUTH;
+        if (!refused)
+            refused_until = 0;
+        else if (refused_until == 0)
+            refused_until = deadline_after_ms(REFUSED_MOST_MS);
+        if (refused && clock_mono_ns() >= refused_until) {
+            (void)err_prefix(&err, r, "attaching again was refused");
+            pthread_mutex_lock(&w->mutex);
+            worker_over(w, err.text);
+            pthread_mutex_unlock(&w->mutex);
+            return false;
+        }
+        if (!client_pause(w->client, n, UINT64_MAX))
+            return false;
+    }
+    return false;
+}
+
+static void *worker_run(void *arg)
+{
+    struct reshard_worker *w = arg;
+    struct attach_try t;
+    do
+        receive_events(w);
+    while (stream_drop(w, &t) && attach_again(w, &t));
+    return NULL;
+}
+
+/* ---- calls -------------------------------------------------------------------------------------
+ */
+
+int worker_hold(struct reshard_worker *w, uint64_t deadline_ns, struct link **ret_link,
+                uint64_t *ret_worker, struct err *e)
+{
+    struct timespec at;
+    client_timespec(deadline_ns, &at);
+    int timed_out = 0, r = 0;
+    pthread_mutex_lock(&w->mutex);
+    while (w->state == WORKER_BROKEN && !w->closing && timed_out == 0)
+        timed_out = pthread_cond_clockwait(&w->changed, &w->mutex, CLOCK_MONOTONIC, &at);
+    if (w->closing)
+        r = err_set(e, RS_ECANCELED, "the worker is being detached");
+    else if (w->state == WORKER_OVER)
+        r = err_set(e, RS_EPRECOND, "the worker's lease is over: %s; attach anew",
+                    w->over_reason != NULL ? w->over_reason : "evicted");
+    else if (w->state == WORKER_BROKEN)
+        r = err_set(e, RS_EUNAVAIL, "no daemon to attach to until the deadline");
+    if (r == 0) {
+        *ret_link = link_ref(w->link);
+        *ret_worker = w->id;
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return r;
+}
+
+bool worker_moved(struct reshard_worker *w, uint64_t worker)
+{
+    pthread_mutex_lock(&w->mutex);
+    bool moved = w->state == WORKER_BROKEN || (w->state == WORKER_ATTACHED && w->id != worker);
+    pthread_mutex_unlock(&w->mutex);
+    return moved;
+}
+
+int reshard_next_event(struct reshard_worker *w, uint32_t timeout_ms,
+                       struct reshard_event *ret_event, struct reshard_error *e)
+{
+    struct err err = {0};
+    struct timespec at;
+    client_timespec(client_deadline(timeout_ms), &at);
+    int timed_out = 0, r = 0;
+    pthread_mutex_lock(&w->mutex);
+    while (w->n_events == 0 && w->state != WORKER_OVER && !w->closing && timed_out == 0)
+        timed_out = pthread_cond_clockwait(&w->changed, &w->mutex, CLOCK_MONOTONIC, &at);
+    if (w->n_events > 0) {
+        struct worker_event *ev = &w->events[w->first_event];
+        *ret_event = (struct reshard_event){
+            .type = ev->type, .version = ev->version, .attempt = ev->attempt};
+        size_t n = ev->reason != NULL ? strnlen(ev->reason, RESHARD_TEXT_BYTES - 1) : 0;
+        memcpy(ret_event->reason, ev->reason != NULL ? ev->reason : "", n);
+        mem_free(ev->reason);
+        w->first_event = (w->first_event + 1) % EVENTS_MOST;
+        w->n_events--;
+    } else if (w->closing) {
+        r = err_set(&err, RS_ECANCELED, "the worker is being detached");
+    } else if (w->state == WORKER_OVER) {
+        r = err_set(&err, RS_EPRECOND, "the worker's lease is over: %s; attach anew",
+                    w->over_reason != NULL ? w->over_reason : "evicted");
+    } else {
+        r = err_set(&err, RS_EDEADLINE, "no event in that time");
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return client_give(e, r, &err);
+}
+
+void reshard_worker_info(struct reshard_worker *w, struct reshard_worker_info *ret_info)
+{
+    pthread_mutex_lock(&w->mutex);
+    *ret_info = (struct reshard_worker_info){.worker = w->id,
+                                             .committed = w->committed,
+                                             .held = w->held,
+                                             .applied = w->applied,
+                                             .reattached = w->reattached,
+                                             .evicted = w->evicted};
+    pthread_mutex_unlock(&w->mutex);
+}
+
+struct publish_try {
+    uint64_t version;
+    const struct reshard_expected *expected;
+    size_t n_expected;
+};
+
+static int try_publish(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                       struct err *e)
+{
+    const struct publish_try *t = arg;
+    return api_publish(link_channel(l), worker, t->version, t->expected, t->n_expected, deadline_ns,
+                       e);
+}
+
+int reshard_publish(struct reshard_worker *w, uint64_t version,
+                    const struct reshard_expected *expected, size_t n_expected, uint32_t timeout_ms,
+                    struct reshard_error *e)
+{
+    struct err err = {0};
+    struct publish_try t = {version, expected, n_expected};
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, &err);
+    if (r == 0) {
+        pthread_mutex_lock(&w->mutex);
+        w->live_version = version;
+        pthread_mutex_unlock(&w->mutex);
+    }
+    return client_give(e, r, &err);
+}
+
+static int try_ready(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                     struct err *e)
+{
+    return api_ready(link_channel(l), worker, *(const uint64_t *)arg, deadline_ns, e);
+}
+
+int reshard_ready(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms,
+                  struct reshard_error *e)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&w->mutex);
+    uint64_t before = w->live_version;
+    if (w->live_version != version)
+        w->live_version = 0; /* may be torn from here on, whatever the answer */
+    pthread_mutex_unlock(&w->mutex);
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_ready, &version, &err);
+    if (r != 0 && err_class(r) == ERR_CALLER) { /* refused: nobody writes */
+        pthread_mutex_lock(&w->mutex);
+        w->live_version = before;
+        pthread_mutex_unlock(&w->mutex);
+    }
+    return client_give(e, r, &err);
+}
+
+struct verdict_try {
+    uint64_t version, attempt;
+    bool reject;
+    const char *reason;
+};
+
+static int try_verdict(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                       struct err *e)
+{
+    const struct verdict_try *t = arg;
+    return api_accept(link_channel(l), worker, t->version, t->attempt, t->reject, t->reason,
+                      deadline_ns, e);
+}
+
+static int verdict(struct reshard_worker *w, struct verdict_try *t, uint32_t timeout_ms,
+                   struct reshard_error *e)
+{
+    struct err err = {0};
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_verdict, t, &err);
+    return client_give(e, r, &err);
+}
+
+int reshard_accept(struct reshard_worker *w, uint64_t version, uint64_t attempt,
+                   uint32_t timeout_ms, struct reshard_error *e)
+{
+    struct verdict_try t = {.version = version, .attempt = attempt};
+    return verdict(w, &t, timeout_ms, e);
+}
+
+int reshard_reject(struct reshard_worker *w, uint64_t version, uint64_t attempt, const char *reason,
+                   uint32_t timeout_ms, struct reshard_error *e)
+{
+    struct verdict_try t = {version, attempt, true, reason != NULL ? reason : "rejected"};
+    return verdict(w, &t, timeout_ms, e);
+}
+
+struct apply_try {
+    uint64_t version;
+    bool skip;
+    uint64_t applied, elapsed_ns;
+};
+
+static int try_apply(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,
+                     struct err *e)
+{
+    struct apply_try *t = arg;
+    return api_apply(link_channel(l), worker, t->version, t->skip, deadline_ns, &t->applied,
+                     &t->elapsed_ns, e);
+}
+
+static int apply(struct reshard_worker *w, struct apply_try *t, uint32_t timeout_ms, struct err *e)
+{
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_apply, t, e);
+    if (r != 0)
+        return r;
+    pthread_mutex_lock(&w->mutex);
+    w->applied = t->applied;
+    w->live_version = t->applied;
+    pthread_mutex_unlock(&w->mutex);
+    return 0;
+}
+
+int reshard_apply(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms,
+                  uint64_t *ret_elapsed_ns, struct reshard_error *e)
+{
+    struct err err = {0};
+    struct apply_try t = {.version = version};
+    int r = apply(w, &t, timeout_ms, &err);
+    if (r == 0 && ret_elapsed_ns != NULL)
+        *ret_elapsed_ns = t.elapsed_ns;
+    return client_give(e, r, &err);
+}
+
+int reshard_skip(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms,
+                 struct reshard_error *e)
+{
+    struct err err = {0};
+    struct apply_try t = {.version = version, .skip = true};
+    return client_give(e, apply(w, &t, timeout_ms, &err), &err);
+}
+
+/* ---- life --------------------------------------------------------------------------------------
+ */
+
+static uint32_t segment_number(const struct reshard_segment *s, void *arg)
+{
+    const struct reshard_worker *w = arg;
+    for (size_t i = 0; i < w->n_segments; i++)
+        if (w->segments[i] == s)
+            return (uint32_t)i;
+    return UINT32_MAX; /* cannot be: collect_segments has seen every piece */
+}
+
+static int collect_segments(struct reshard_worker *w, const struct reshard_piece *pieces, size_t n,
+                            struct err *e)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct reshard_segment *s = pieces[i].segment;
+        if (s == NULL || s->client != w->client)
+            return err_set(e, RS_EINVAL, "binding of tensor '%s': its segment is not this client's",
+                           pieces[i].tensor != NULL ? pieces[i].tensor : "");
+        if (segment_number(s, w) != UINT32_MAX)
+            continue;
+        size_t capacity = w->n_segments;
+        if (mem_grow((void **)&w->segments, &capacity, w->n_segments + 1, sizeof(void *)) != 0)
+            return err_set(e, RS_ENOMEM, "attach: out of memory");
+        w->segments[w->n_segments++] = s;
+    }
+    return 0;
+}
+
+static int check_attach(const struct reshard_attach *a, struct err *e)
+{
+    if (a->model == NULL || a->layout == NULL)
+        return err_set(e, RS_EINVAL, "attach: model and layout are needed");
+    if (a->side != RESHARD_SOURCE && a->side != RESHARD_DESTINATION)
+        return err_set(e, RS_EINVAL, "attach: side %d; use source or destination", (int)a->side);
+    bool receives = a->receive != RESHARD_RECEIVE_NONE;
+    if (receives != (a->side == RESHARD_DESTINATION))
+        return err_set(e, RS_EINVAL,
+                       "attach: destinations receive staged or in_place, sources "
+                       "receive nothing");
+    if (a->n_shadow > 0 && a->receive != RESHARD_RECEIVE_STAGED)
+        return err_set(e, RS_EINVAL, "attach: only staged destinations have shadow memory");
+    return 0;
+}
+
+static void worker_free(struct reshard_worker *w)
+{
+    rpc_stream_close(w->stream);
+    link_unref(w->link);
+    api_pages_close(&w->pages);
+    for (; w->events != NULL && w->n_events > 0; w->n_events--) {
+        mem_free(w->events[w->first_event].reason);
+        w->first_event = (w->first_event + 1) % EVENTS_MOST;
+    }
+    mem_free(w->events);
+    mem_free(w->segments);
+    mem_free(w->model);
+    mem_free(w->over_reason);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->mutex);
+    mem_free(w);
+}
+
+static int worker_fill(struct reshard_worker *w, const struct reshard_attach *a, struct err *e)
+{
+    w->model = mem_strdup(a->model);
+    w->events = mem_calloc(EVENTS_MOST, sizeof *w->events);
+    if (w->model == NULL || w->events == NULL)
+        return err_set(e, RS_ENOMEM, "attach: out of memory");
+    int r = collect_segments(w, a->live, a->n_live, e);
+    if (r == 0)
+        r = collect_segments(w, a->shadow, a->n_shadow, e);
+    if (r == 0)
+        r = api_pages_add(&w->pages, false, a->live, a->n_live, segment_number, w, e);
+    if (r == 0)
+        r = api_pages_add(&w->pages, true, a->shadow, a->n_shadow, segment_number, w, e);
+    return r;
+}
+
+static int worker_new(struct reshard_client *c, const struct reshard_attach *a,
+                      struct reshard_worker **ret, struct err *e)
+{
+    int r = check_attach(a, e);
+    if (r != 0)
+        return r;
+    struct reshard_worker *w = mem_zalloc(sizeof *w);
+    if (w == NULL)
+        return err_set(e, RS_ENOMEM, "attach: out of memory");
+    queue_init(&w->queue);
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    w->client = c;
+    w->layout = a->layout->layout;
+    w->side = a->side;
+    w->receive = a->receive;
+    w->rank = a->rank;
+    w->device = a->device;
+    w->accept_automatically = a->accept_automatically;
+    w->live_version = a->live_version;
+    w->shadow_version = a->shadow_version;
+    w->state = WORKER_BROKEN;
+    r = worker_fill(w, a, e);
+    if (r != 0) {
+        worker_free(w);
+        return r;
+    }
+    *ret = w;
+    return 0;
+}
+
+/* The client's count of who uses a segment, and its list of workers. */
+static void worker_enlist(struct reshard_worker *w)
+{
+    pthread_mutex_lock(&w->client->mutex);
+    for (size_t i = 0; i < w->n_segments; i++)
+        w->segments[i]->n_users++;
+    queue_push(&w->client->workers, &w->queue);
+    pthread_mutex_unlock(&w->client->mutex);
+}
+
+static void worker_delist(struct reshard_worker *w)
+{
+    pthread_mutex_lock(&w->client->mutex);
+    for (size_t i = 0; i < w->n_segments; i++)
+        w->segments[i]->n_users--;
+    queue_remove(&w->queue);
+    pthread_mutex_unlock(&w->client->mutex);
+}
+
+int reshard_attach(struct reshard_client *c, const struct reshard_attach *attach,
+                   uint32_t timeout_ms, struct reshard_worker **ret_worker, struct reshard_error *e)
+{
+    struct err err = {0};
+    struct reshard_worker *w = NULL;
+    int r = worker_new(c, attach, &w, &err);
+    if (r != 0)
+        return client_give(e, r, &err);
+    worker_enlist(w);
+    struct attach_try t = {.worker = w};
+    r = client_call(c, NULL, client_deadline(timeout_ms), try_attach, &t, &err);
+    if (r == 0 && pthread_create(&w->thread, NULL, worker_run, w) != 0)
+        r = err_set(&err, RS_EEXHAUSTED, "attach: no thread");
+    if (r != 0) {
+        worker_delist(w);
+        worker_free(w);
+        return client_give(e, r, &err);
+    }
+    w->started = true;
+    *ret_worker = w;
+    return client_give(e, 0, &err);
+}
+
+void reshard_detach(struct reshard_worker *w)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->mutex);
+    w->closing = true;
+    if (w->stream != NULL)
+        rpc_stream_cancel(w->stream);
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->mutex);
+    if (w->started)
+        pthread_join(w->thread, NULL);
+    worker_delist(w);
+    worker_free(w);
+}
