@@ -144,9 +144,10 @@ static uint8_t *filled(uint32_t from, uint32_t to, uint64_t bytes)
 
 static void check_filled(const uint8_t *p, uint32_t from, uint32_t to, uint64_t bytes)
 {
-    for (uint64_t i = 0; i < bytes; i++)
-        ck_assert_msg(p[i] == pattern(from, to, i), "%u to %u, byte %llu", from, to,
-                      (unsigned long long)i);
+    uint64_t i = 0;
+    while (i < bytes && p[i] == pattern(from, to, i))
+        i++;
+    ck_assert_msg(i == bytes, "%u to %u differs at byte %llu", from, to, (unsigned long long)i);
 }
 
 /* --- contract --------------------------------------------------------------------------------- */

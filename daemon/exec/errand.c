@@ -1,0 +1,378 @@
+/* PUBLISH, CHECK and APPLY: passes over one worker's memory that belong to no attempt.
+ *
+ *   PUBLISH  [cells of a program,] then each piece of live memory is read
+ *   CHECK    each piece of the named memory is read
+ *   APPLY    each piece of the shadow is copied to live memory, its fingerprint taken on the way;
+ *            then live memory is read and must give the same */
+#include <string.h>
+
+#include "base/mem.h"
+#include "exec/prints.h"
+#include "exec/pump.h"
+
+#include "base/banned.h"
+
+enum errand_pass { PASS_CELLS, PASS_COPY, PASS_READ };
+enum { ERRAND_CHUNK_BYTES = 4 << 20 };
+
+struct errand {
+    struct queue link;
+    struct plane *plane;
+    struct worker *worker;
+    struct wire_header request;
+    struct pump pump;
+    struct place live, shadow, read; /* read: the one that PASS_READ reads */
+    enum errand_pass pass;
+    uint32_t piece; /* cursor of PASS_COPY and PASS_READ */
+    uint64_t at;    /* elements of the piece, or of the hold's cell */
+    uint64_t *sums; /* [n_tensors] */
+    uint64_t *copied;
+    uint8_t *known; /* PUBLISH: tensors whose cells add up to their sum already */
+    bool stopped;
+    /* PUBLISH with a program. */
+    const void *program_data;
+    size_t program_bytes;
+    struct program program;
+    uint32_t *index;
+    uint32_t hold, first_hold, end_hold;
+    uint64_t *cell_prints;
+};
+
+static void errand_free(struct errand *x)
+{
+    struct plane *p = x->plane;
+    struct worker *w = x->worker;
+    if (x->program_data != NULL)
+        wire_unmap(x->program_data, x->program_bytes);
+    mem_free(x->sums);
+    mem_free(x->copied);
+    mem_free(x->known);
+    mem_free(x->index);
+    mem_free(x->cell_prints);
+    queue_remove(&x->link);
+    mem_free(x);
+    if (w != NULL)
+        worker_release(p, w);
+}
+
+static void errand_fail(struct errand *x, int code, struct err *e, uint32_t tensor)
+{
+    (void)err_prefix(e, code, "%s of worker %llx", wire_type_name(x->request.type),
+                     (unsigned long long)x->request.worker);
+    plane_fail(x->plane, &x->request, WIRE_FAILED, code, e, tensor, UINT32_MAX);
+    errand_free(x);
+}
+
+/* --- passes ----------------------------------------------------------------------------------- */
+
+/* Up to a chunk of the cursor's piece; moves the cursor. */
+static int piece_part(struct errand *x, struct batch *b, uint64_t *budget)
+{
+    const struct binding *bind = x->worker->bindings[x->read.memory];
+    if (x->pass == PASS_COPY)
+        bind = x->worker->bindings[WIRE_SHADOW];
+    const struct binding_piece *piece = &bind->pieces[x->piece];
+    uint8_t dtype = x->worker->dtypes[x->read.memory][piece->tensor];
+    uint64_t n = box_elements(&piece->box), bytes = dtype_bytes(dtype);
+    uint64_t end = x->at + (*budget / bytes > 0 ? *budget / bytes : 1);
+    struct box boxes[2 * BOX_MAX_DIMS];
+    int r = 0;
+    end = end < n ? end : n;
+    bool skip = x->known != NULL && x->known[piece->tensor] != 0;
+    unsigned n_boxes = end > x->at && !skip ? box_range(&piece->box, x->at, end, boxes) : 0;
+    const struct move_end to = {.place = &x->live};
+    for (unsigned i = 0; i < n_boxes && r == 0; i++) {
+        if (x->pass == PASS_READ)
+            r = batch_print(b, &x->read, piece->tensor, &boxes[i], dtype, &x->sums[piece->tensor]);
+        else
+            r = batch_move(b, &(struct move){.tensor = piece->tensor,
+                                             .box = boxes[i],
+                                             .from = {.place = &x->shadow},
+                                             .to = &to,
+                                             .n_to = 1,
+                                             .from_dtype = dtype,
+                                             .to_dtype = dtype,
+                                             .streaming = true,
+                                             .fingerprint = &x->copied[piece->tensor]});
+    }
+    uint64_t used = (end - x->at) * bytes;
+    *budget -= used < *budget ? used : *budget;
+    x->at = end;
+    if (skip || end == n) {
+        x->piece++;
+        x->at = 0;
+    }
+    return r;
+}
+
+static int cell_part(struct errand *x, struct batch *b, uint64_t *budget)
+{
+    const struct program_hold *h = &x->program.holds[x->hold];
+    uint64_t n = program_cell_elements(&x->program, h->cell);
+    int r = prints_cell(b, &x->plane->devices[x->worker->device], &x->program, &x->live, h->cell,
+                        &x->at, budget, &x->cell_prints[x->hold - x->first_hold]);
+    if (x->at == n) {
+        x->hold++;
+        x->at = 0;
+    }
+    return r;
+}
+
+static bool pass_over(const struct errand *x)
+{
+    if (x->pass == PASS_CELLS)
+        return x->hold == x->end_hold;
+    unsigned memory = x->pass == PASS_COPY ? WIRE_SHADOW : x->read.memory;
+    return x->piece == x->worker->bindings[memory]->n_pieces;
+}
+
+static int errand_fill(struct pump *pump, struct pump_ticket *t)
+{
+    struct errand *x = container_of(pump, struct errand, pump);
+    struct batch b;
+    uint64_t budget = ERRAND_CHUNK_BYTES;
+    int r = 0;
+    (void)t;
+    if (pass_over(x))
+        return 0;
+    batch_init(&b, pump->stream);
+    while (r == 0 && budget > 0 && !pass_over(x))
+        r = x->pass == PASS_CELLS ? cell_part(x, &b, &budget) : piece_part(x, &b, &budget);
+    if (r == 0)
+        r = batch_flush(&b);
+    return r < 0 ? r : 1;
+}
+
+static void errand_landed(struct pump *pump, const struct pump_ticket *t)
+{
+    (void)pump;
+    (void)t;
+}
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+static enum wire_type answer_type(const struct errand *x)
+{
+    if (x->request.type == WIRE_PUBLISH)
+        return WIRE_PUBLISHED;
+    return x->request.type == WIRE_APPLY ? WIRE_APPLIED : WIRE_CHECKED;
+}
+
+static void keep_publication(struct errand *x)
+{
+    struct worker *w = x->worker;
+    mem_free(w->published);
+    mem_free(w->cell_prints);
+    w->published = x->sums;
+    w->published_version = x->request.version;
+    w->cell_prints = x->cell_prints;
+    w->n_cell_prints = x->end_hold - x->first_hold;
+    memcpy(w->cell_digest, x->program.digest, sizeof(w->cell_digest));
+    x->sums = NULL;
+    x->cell_prints = NULL;
+}
+
+static void errand_finish(struct errand *x)
+{
+    uint32_t n = x->worker->n_tensors;
+    for (uint32_t t = 0; x->copied != NULL && t < n; t++) {
+        if (x->copied[t] == x->sums[t])
+            continue;
+        struct err e = {0};
+        (void)err_set(&e, RS_EDATALOSS, "tensor %u of its layout: live memory differs from shadow",
+                      t);
+        errand_fail(x, RS_EDATALOSS, &e, t);
+        return;
+    }
+    plane_answer_table(x->plane, &x->request, answer_type(x), NULL, 0, x->sums, n);
+    if (x->request.type == WIRE_PUBLISH)
+        keep_publication(x);
+    errand_free(x);
+}
+
+/* Where a tensor's cells are all in its own dtype and cover all of the worker's part, their sum is
+ * the tensor's; it need not be read again. */
+static int sum_cells(struct errand *x)
+{
+    uint64_t *elements = mem_calloc(x->worker->n_tensors, sizeof(*elements));
+    if (elements == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = x->first_hold; i < x->end_hold; i++) {
+        const struct program_cell *c = &x->program.cells[x->program.holds[i].cell];
+        const struct program_tensor *t = &x->program.tensors[c->tensor];
+        if (c->wire != t->source_dtype)
+            continue;
+        elements[t->index] += program_cell_elements(&x->program, x->program.holds[i].cell);
+        x->sums[t->index] += x->cell_prints[i - x->first_hold];
+    }
+    const struct binding *b = x->worker->bindings[WIRE_LIVE];
+    for (uint32_t t = 0; t < x->worker->n_tensors; t++) {
+        uint64_t bound = 0;
+        for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++)
+            bound += box_elements(&b->pieces[i].box);
+        x->known[t] = bound == elements[t];
+        if (!x->known[t])
+            x->sums[t] = 0;
+    }
+    mem_free(elements);
+    return 0;
+}
+
+static void errand_idle(struct pump *pump)
+{
+    struct errand *x = container_of(pump, struct errand, pump);
+    struct err e = {0};
+    int status = pump->status;
+    if (status == 0 && x->stopped)
+        status = plane_lease_holds(x->plane) ? RS_ECANCELED : RS_EDEADLINE;
+    if (status == 0 && !pass_over(x))
+        return; /* the lease is out: errands_lease_lost follows */
+    if (status == 0 && x->pass == PASS_CELLS)
+        status = sum_cells(x);
+    if (status != 0) {
+        errand_fail(x, err_set(&e, status, "%s", err_name(status)), &e, UINT32_MAX);
+        return;
+    }
+    if (x->pass == PASS_READ) {
+        errand_finish(x);
+        return;
+    }
+    x->pass = PASS_READ;
+    x->piece = 0;
+    x->at = 0;
+    pump_run(pump);
+}
+
+/* --- beginning -------------------------------------------------------------------------------- */
+
+static int open_program(struct errand *x, const struct wire_packet *packet, uint32_t place,
+                        struct err *e)
+{
+    int r = wire_map_fd(packet->fds[0], &x->program_data, &x->program_bytes, e);
+    if (r < 0)
+        return r;
+    r = program_open(x->program_data, x->program_bytes, &x->program, e);
+    if (r < 0)
+        return r;
+    if (place >= x->program.n_places || x->program.places[place].side != PROGRAM_SOURCE)
+        return err_set(e, RS_EPROTO, "place %u is no source place", place);
+    x->index = prints_source_index(&x->program);
+    prints_hold_range(&x->program, place, &x->first_hold, &x->end_hold);
+    x->cell_prints = mem_calloc(x->end_hold - x->first_hold, sizeof(*x->cell_prints));
+    x->known = mem_zalloc(x->worker->n_tensors);
+    if (x->index == NULL || x->cell_prints == NULL || x->known == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    x->live.index = x->index;
+    x->hold = x->first_hold;
+    x->pass = PASS_CELLS;
+    return prints_check_holds(&x->program, &x->live, place, e);
+}
+
+static int open_publish(struct errand *x, const struct wire_packet *packet, struct err *e)
+{
+    struct wire_publish m;
+    if (packet->header.body_bytes != sizeof(m))
+        return err_set(e, RS_EPROTO, "body of %u bytes", packet->header.body_bytes);
+    memcpy(&m, packet->body, sizeof(m));
+    if (packet->n_fds != (m.has_program != 0 ? 1U : 0U))
+        return err_set(e, RS_EPROTO, "%u descriptors", packet->n_fds);
+    return m.has_program != 0 ? open_program(x, packet, m.place, e) : 0;
+}
+
+static int open_check(struct errand *x, const struct wire_packet *packet, struct err *e)
+{
+    struct wire_check m;
+    if (packet->header.body_bytes != sizeof(m))
+        return err_set(e, RS_EPROTO, "body of %u bytes", packet->header.body_bytes);
+    memcpy(&m, packet->body, sizeof(m));
+    if (m.memory > WIRE_SHADOW)
+        return err_set(e, RS_EPROTO, "memory %u is neither live nor shadow", m.memory);
+    x->read.memory = m.memory;
+    return 0;
+}
+
+/* Every piece of the shadow has its place in live memory, in the same dtype. */
+static int open_apply(struct errand *x, struct err *e)
+{
+    const struct worker *w = x->worker;
+    const struct binding *b = w->bindings[WIRE_SHADOW];
+    if (b == NULL || w->bindings[WIRE_LIVE] == NULL)
+        return err_set(e, RS_EPRECOND, "it has no shadow and live memory bound");
+    if (memcmp(w->dtypes[WIRE_SHADOW], w->dtypes[WIRE_LIVE], w->n_tensors) != 0)
+        return err_set(e, RS_EPRECOND, "dtypes of shadow and live memory differ");
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        uint32_t t = b->pieces[i].tensor;
+        int r = place_covers(&x->live, t, &b->pieces[i].box, dtype_bytes(w->dtypes[WIRE_LIVE][t]),
+                             true, e);
+        if (r < 0)
+            return err_prefix(e, r, "tensor %u of its layout", t);
+    }
+    x->copied = mem_calloc(w->n_tensors, sizeof(*x->copied));
+    if (x->copied == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    x->pass = PASS_COPY;
+    return 0;
+}
+
+static int errand_open(struct errand *x, struct wire_packet *packet, struct err *e)
+{
+    struct worker *w = worker_find(x->plane, packet->header.worker);
+    if (w == NULL || w->unbinding)
+        return err_set(e, RS_ENOTFOUND, "there is no such worker");
+    w->uses++;
+    x->worker = w;
+    x->live =
+        (struct place){.plane = x->plane, .worker = w, .memory = WIRE_LIVE, .device = w->device};
+    x->shadow = x->live;
+    x->shadow.memory = WIRE_SHADOW;
+    x->read = x->live;
+    x->sums = mem_calloc(w->n_tensors, sizeof(*x->sums));
+    if (x->sums == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    int r = 0;
+    if (packet->header.type == WIRE_CHECK)
+        r = open_check(x, packet, e);
+    if (r == 0 && w->bindings[x->read.memory] == NULL)
+        r = err_set(e, RS_EPRECOND, "it has no such memory bound");
+    if (r == 0 && packet->header.type == WIRE_PUBLISH)
+        r = open_publish(x, packet, e);
+    if (r == 0 && packet->header.type == WIRE_APPLY)
+        r = open_apply(x, e);
+    return r;
+}
+
+void errand_start(struct plane *p, struct wire_packet *packet)
+{
+    struct err e = {0};
+    struct errand *x = mem_zalloc(sizeof(*x));
+    if (x == NULL) {
+        (void)err_set(&e, RS_ENOMEM, "out of memory");
+        plane_fail(p, &packet->header, WIRE_FAILED, RS_ENOMEM, &e, UINT32_MAX, UINT32_MAX);
+        return;
+    }
+    x->plane = p;
+    x->request = packet->header;
+    x->pass = PASS_READ;
+    queue_push(&p->errands, &x->link);
+    int r = errand_open(x, packet, &e);
+    if (r < 0) {
+        errand_fail(x, r, &e, UINT32_MAX);
+        return;
+    }
+    struct plane_device *d = &p->devices[x->worker->device];
+    pump_init(&x->pump, p, d, d->check);
+    x->pump.fill = errand_fill;
+    x->pump.landed = errand_landed;
+    x->pump.idle = errand_idle;
+    pump_run(&x->pump);
+}
+
+void errands_stop(struct plane *p)
+{
+    queue_foreach_safe (q, next, &p->errands) {
+        struct errand *x = container_of(q, struct errand, link);
+        x->stopped = true;
+        if (pump_stop(&x->pump))
+            errand_idle(&x->pump);
+    }
+}

@@ -1,0 +1,131 @@
+/* Inside of the data plane: what its one loop thread owns. Not for other folders.
+ *
+ *   data_plane.c  the loop: control socket, mailbox, lease, dispatch
+ *   worker.c      MAP, BIND, UNBIND: segments and bindings per worker
+ *   move.c        boxes of places into kernel copies and fingerprints
+ *   pump.c        feeds a stream chunk by chunk, a few in flight
+ *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
+ *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
+ *   attempt_open.c  what PREPARE proves and allocates
+ *   copies.c      an attempt's local copies, verify.c: its fingerprints
+ *   lane.c        an attempt's messages on one device */
+#ifndef RS_EXEC_PLANE_H
+#define RS_EXEC_PLANE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/mailbox.h"
+#include "base/queue.h"
+#include "device/device.h"
+#include "exec/wire.h"
+#include "memory/memory.h"
+#include "transport/transport.h"
+
+struct attempt;
+
+enum { PLANE_MAX_DEVICES = 64, PLANE_MAX_SLOTS = 1024, BOUNCE_BYTES = 1 << 20 };
+
+/* A local device: its streams live as long as the process, its ring and scratch grow on demand and
+ * are reused between attempts. */
+struct plane_device {
+    struct device *device;
+    struct device_stream *pack, *net, *unpack, *copy, *check;
+    uint8_t *ring, *scratch, *bounce;
+    size_t ring_bytes, scratch_bytes;
+    struct attempt *user; /* the attempt that may use it */
+};
+
+struct worker_segment {
+    uint64_t bytes;
+    bool mapped, writable;
+};
+
+struct worker {
+    struct queue link;
+    uint64_t id;
+    uint32_t device;
+    struct worker_segment *segments;
+    size_t n_segments, segments_capacity;
+    struct binding *bindings[2]; /* by enum wire_memory; NULL: not bound */
+    uint8_t *dtypes[2];
+    uint32_t n_tensors;
+    unsigned uses; /* attempts and errands that need its memory */
+    bool unbinding;
+    struct wire_header unbind; /* answered when uses falls to 0 */
+    /* The last publication: per tensor in its own dtype, and (where a program came along) per hold
+     * of its place in that program. */
+    uint64_t *published; /* [n_tensors]; NULL: none */
+    uint64_t published_version;
+    uint64_t *cell_prints;
+    uint32_t n_cell_prints;
+    uint8_t cell_digest[16];
+};
+
+/* A model's links to its peers: one transport per epoch, one attempt at a time. */
+struct model {
+    struct queue link;
+    uint64_t id;
+    uint64_t epoch;
+    struct transport *transport;
+    uint32_t n_plan_devices;
+    uint32_t plan_device[PLANE_MAX_DEVICES]; /* of each local device; UINT32_MAX: takes no part */
+    struct attempt *attempt;
+};
+
+struct plane {
+    int socket;
+    int wake_fd;
+    struct mailbox mailbox;
+    uint64_t incarnation;
+    struct wire_hello hello;
+    bool ready;
+    struct plane_device *devices;
+    uint32_t n_devices;
+    struct segment_table *segments;
+    struct queue workers, models, errands;
+    uint64_t lease_ns; /* 0: none is kept */
+    bool stop;
+    bool broken; /* work is in flight that can't be told when it ends: the process must go */
+};
+
+/* --- data_plane.c --- */
+/* Answers `request`. A send that fails means the control process is gone: the loop will see it. */
+void plane_answer(struct plane *p, const struct wire_header *request, enum wire_type type, int code,
+                  const void *body, size_t body_bytes, int fd);
+void plane_fail(struct plane *p, const struct wire_header *request, enum wire_type type, int code,
+                const struct err *e, uint32_t tensor, uint32_t place);
+/* Answers with a table of n u64 in a memfd. */
+void plane_answer_table(struct plane *p, const struct wire_header *request, enum wire_type type,
+                        const void *body, size_t body_bytes, const uint64_t *table, size_t n);
+/* False once the lease has run out. */
+bool plane_lease_holds(const struct plane *p);
+struct model *plane_model(struct plane *p, uint64_t id);
+
+/* --- worker.c --- */
+struct worker *worker_find(struct plane *p, uint64_t id);
+void *const *worker_bases(const struct plane *p, const struct worker *w);
+void worker_map(struct plane *p, struct wire_packet *packet);
+void worker_bind(struct plane *p, struct wire_packet *packet);
+void worker_unbind(struct plane *p, struct wire_packet *packet);
+void worker_release(struct plane *p, struct worker *w); /* one use less */
+void workers_free(struct plane *p);
+
+/* --- errand.c --- */
+void errand_start(struct plane *p, struct wire_packet *packet);
+/* All of them end with RS_ECANCELED once what is in flight is over. */
+void errands_stop(struct plane *p);
+
+/* --- attempt.c --- */
+void attempt_prepare(struct plane *p, struct wire_packet *packet);
+void attempt_start(struct plane *p, struct wire_packet *packet);
+void attempt_abort(struct plane *p, struct wire_packet *packet);
+/* Fails every attempt (RS_EDEADLINE) and stops its work. */
+void attempts_lease_lost(struct plane *p);
+/* Stops all work; true once nothing is in flight. */
+bool attempts_stop(struct plane *p);
+/* Sends what PROGRESS is due; returns the monotonic time when the next is, or UINT64_MAX. */
+uint64_t attempts_progress(struct plane *p);
+
+#endif

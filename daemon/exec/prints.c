@@ -1,0 +1,115 @@
+#include "exec/prints.h"
+
+#include "base/mem.h"
+
+#include "base/banned.h"
+
+static int bounce_ready(struct plane_device *d)
+{
+    void *p;
+    if (d->bounce != NULL)
+        return 0;
+    int r = device_alloc(d->device, BOUNCE_BYTES, &p, NULL);
+    if (r == 0)
+        d->bounce = p;
+    return r;
+}
+
+/* The value after the cast is made in a buffer that nobody reads: the stream's order keeps its
+ * users apart. */
+static int print_cast(struct batch *b, struct plane_device *d, const struct place *place,
+                      uint32_t tensor, const struct box *box, uint8_t from, uint8_t wire,
+                      uint64_t *sum)
+{
+    const struct move_end to = {.compact = d->bounce};
+    return batch_move(b, &(struct move){.tensor = tensor,
+                                        .box = *box,
+                                        .from = {.place = place},
+                                        .to = &to,
+                                        .n_to = 1,
+                                        .from_dtype = from,
+                                        .to_dtype = wire,
+                                        .fingerprint = sum});
+}
+
+int prints_cell(struct batch *b, struct plane_device *d, const struct program *p,
+                const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
+                uint64_t *sum)
+{
+    const struct program_cell *c = &p->cells[cell];
+    const struct box *box = &p->boxes[c->box];
+    uint8_t dtype = place_dtype(place, c->tensor, c->wire);
+    bool cast = dtype != c->wire;
+    uint64_t n = program_cell_elements(p, cell), bytes = dtype_bytes(dtype);
+    uint64_t most = cast && *budget > BOUNCE_BYTES ? BOUNCE_BYTES : *budget;
+    uint64_t end = *at + (most / bytes > 0 ? most / bytes : 1);
+    struct box boxes[2 * BOX_MAX_DIMS];
+    int r = cast ? bounce_ready(d) : 0;
+    end = end < n ? end : n;
+    unsigned n_boxes = end > *at ? box_range(box, *at, end, boxes) : 0;
+    for (unsigned i = 0; i < n_boxes && r == 0; i++)
+        r = cast ? print_cast(b, d, place, c->tensor, &boxes[i], dtype, c->wire, sum)
+                 : batch_print(b, place, c->tensor, &boxes[i], dtype, sum);
+    uint64_t used = (end - *at) * bytes;
+    *budget -= used < *budget ? used : *budget;
+    *at = end;
+    return r;
+}
+
+static uint32_t lower_bound(const struct program *p, uint32_t place, uint32_t cell)
+{
+    uint32_t low = 0, high = p->n_holds;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        const struct program_hold *h = &p->holds[mid];
+        if (h->place < place || (h->place == place && h->cell < cell))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+void prints_hold_range(const struct program *p, uint32_t place, uint32_t *ret_first,
+                       uint32_t *ret_end)
+{
+    *ret_first = lower_bound(p, place, 0);
+    *ret_end = lower_bound(p, place + 1, 0);
+}
+
+uint32_t prints_hold(const struct program *p, uint32_t place, uint32_t cell)
+{
+    uint32_t i = lower_bound(p, place, cell);
+    if (i < p->n_holds && p->holds[i].place == place && p->holds[i].cell == cell)
+        return i;
+    return PROGRAM_NONE;
+}
+
+uint32_t *prints_source_index(const struct program *p)
+{
+    uint32_t *index = mem_calloc(p->n_tensors, sizeof(*index));
+    for (uint32_t t = 0; index != NULL && t < p->n_tensors; t++)
+        index[t] = p->tensors[t].index;
+    return index;
+}
+
+int prints_check_holds(const struct program *p, const struct place *place, uint32_t number,
+                       struct err *e)
+{
+    bool source = p->places[number].side == PROGRAM_SOURCE;
+    uint32_t first, end;
+    prints_hold_range(p, number, &first, &end);
+    for (uint32_t i = first; i < end; i++) {
+        const struct program_cell *c = &p->cells[p->holds[i].cell];
+        uint8_t wanted = source ? p->tensors[c->tensor].source_dtype : c->wire;
+        uint8_t dtype = place_dtype(place, c->tensor, c->wire);
+        int r = dtype == wanted
+                    ? 0
+                    : err_set(e, RS_EPRECOND, "dtype %u is bound, the plan says %u", dtype, wanted);
+        if (r == 0)
+            r = place_covers(place, c->tensor, &p->boxes[c->box], dtype_bytes(dtype), !source, e);
+        if (r < 0)
+            return err_prefix(e, r, "tensor %u, place %u", p->tensors[c->tensor].index, number);
+    }
+    return 0;
+}
