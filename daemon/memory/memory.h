@@ -30,7 +30,8 @@ enum {
 
 /* A memfd that can be trusted not to vanish under us: RS_EINVAL (with the remedy) unless it is a
  * regular shared-memory file, sealed against shrinking (F_SEAL_SHRINK), at least `bytes` long, all
- * pages allocated (else a later fault could kill us: RS_EEXHAUSTED). */
+ * pages allocated (it allocates what is missing: RS_EEXHAUSTED where that fails, since a later
+ * fault could kill us). 0 bytes need no memory and no descriptor. */
 int segment_check(int fd, uint64_t bytes, struct err *e);
 
 /* Where one box of one tensor lies. */
@@ -46,17 +47,20 @@ struct binding {
     struct binding_piece *pieces; /* ascending (tensor, box offset) */
     uint32_t n_pieces;
     uint32_t *first; /* [n_tensors + 1]: slice of each tensor */
+    uint64_t *reach; /* [n_pieces]: greatest end in dim 0 of the tensor's pieces up to this one */
     uint32_t n_tensors;
 };
 
-/* Takes the pieces (sorts them). RS_ENOMEM. */
+/* Takes the pieces on success (an array of mem_alloc, or NULL where there are none); sorts them and
+ * drops those without an element. RS_ENOMEM; RS_EINVAL: a tensor index or dims out of range. */
 int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tensors,
                 struct binding **ret);
 void binding_free(struct binding *b);
 /* Proves, for `rank` of `layout`: the pieces of each tensor tile its shards exactly; each stays
- * within its segment (segment_bytes[i]); no byte belongs to two elements, of the same or of other
- * tensors, unless `aliases` (source side: tied weights may share memory). RS_EINVAL names tensor,
- * piece and remedy. */
+ * within its segment (segment_bytes[i]); no byte belongs to two elements of one tensor, nor of two
+ * tensors unless `aliases` (source side: tied weights may share memory). Two tensors that share
+ * memory through different segment numbers are not noticed. RS_EINVAL names tensor, piece and
+ * remedy; RS_EEXHAUSTED where too many strided pieces are interlaced to tell in a second. */
 int binding_check(const struct binding *b, const struct layout *layout, uint32_t rank,
                   const uint64_t *segment_bytes, uint32_t n_segments, bool aliases, struct err *e);
 
@@ -71,7 +75,7 @@ int binding_views(const struct binding *b, uint32_t tensor, const struct box *bo
                   void *const *segment_base,
                   int (*fn)(const struct box *part, const struct kernel_view *view, void *arg),
                   void *arg);
-/* True, and the address, where `box` is one contiguous row-major run in memory. */
+/* True, and the address, where `box` lies within one piece as one contiguous row-major run. */
 bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct box *box,
                         uint32_t element_bytes, void *const *segment_base, void **ret_address);
 
@@ -79,7 +83,8 @@ bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct b
 struct segment_table;
 struct segment_table *segment_table_new(void);
 void segment_table_free(struct segment_table *t); /* unmaps all */
-/* Takes fd on success. RS_EEXIST: already there. */
+/* Takes fd on success. RS_EEXIST: already there. A segment of 0 bytes counts, and its base is NULL.
+ * The device must outlive the mapping. */
 int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker, uint32_t segment,
                       int fd, uint64_t bytes, bool writable, struct err *e);
 /* Bases of worker's segments 0 … n-1 (NULL holes); valid until one is mapped or unmapped. */

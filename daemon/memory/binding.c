@@ -1,0 +1,187 @@
+/* The table of pieces, and reading it: which memory a box of a tensor lies in. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "memory/memory.h"
+
+#include "base/banned.h"
+
+static int compare_pieces(const void *a, const void *b)
+{
+    const struct binding_piece *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    for (unsigned d = 0; d < x->box.n_dims && d < y->box.n_dims; d++)
+        if (x->box.offset[d] != y->box.offset[d])
+            return x->box.offset[d] < y->box.offset[d] ? -1 : 1;
+    return 0;
+}
+
+/* Most clients send them in order; then sorting costs one pass. */
+static void sort_pieces(struct binding_piece *pieces, uint32_t n)
+{
+    for (uint32_t i = 1; i < n; i++)
+        if (compare_pieces(&pieces[i - 1], &pieces[i]) > 0) {
+            qsort(pieces, n, sizeof *pieces, compare_pieces);
+            return;
+        }
+}
+
+/* Pieces without an element say nothing. */
+static uint32_t drop_empty(struct binding_piece *pieces, uint32_t n)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (box_empty(&pieces[i].box))
+            continue;
+        if (kept != i)
+            pieces[kept] = pieces[i];
+        kept++;
+    }
+    return kept;
+}
+
+/* Where a piece ends in dim 0; 1 without dims. */
+static uint64_t end_of(const struct box *b)
+{
+    return b->n_dims == 0 ? 1 : b->offset[0] + b->size[0];
+}
+
+static uint64_t begin_of(const struct box *b)
+{
+    return b->n_dims == 0 ? 0 : b->offset[0];
+}
+
+static void index_pieces(struct binding *b)
+{
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        b->first[b->pieces[i].tensor + 1]++;
+    for (uint32_t t = 0; t < b->n_tensors; t++)
+        b->first[t + 1] += b->first[t];
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        uint64_t end = end_of(&b->pieces[i].box);
+        bool starts = i == b->first[b->pieces[i].tensor];
+        b->reach[i] = !starts && b->reach[i - 1] > end ? b->reach[i - 1] : end;
+    }
+}
+
+int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tensors,
+                struct binding **ret)
+{
+    for (uint32_t i = 0; i < n_pieces; i++)
+        if (pieces[i].tensor >= n_tensors || pieces[i].box.n_dims > BOX_MAX_DIMS)
+            return RS_EINVAL;
+    struct binding *b = mem_zalloc(sizeof *b);
+    if (b == NULL)
+        return RS_ENOMEM;
+    b->first = mem_calloc((size_t)n_tensors + 1, sizeof *b->first);
+    b->reach = mem_calloc(n_pieces, sizeof *b->reach);
+    if (b->first == NULL || b->reach == NULL) {
+        binding_free(b);
+        return RS_ENOMEM;
+    }
+    b->pieces = pieces;
+    b->n_tensors = n_tensors;
+    b->n_pieces = drop_empty(pieces, n_pieces);
+    sort_pieces(pieces, b->n_pieces);
+    index_pieces(b);
+    *ret = b;
+    return 0;
+}
+
+void binding_free(struct binding *b)
+{
+    if (b == NULL)
+        return;
+    mem_free(b->pieces);
+    mem_free(b->first);
+    mem_free(b->reach);
+    mem_free(b);
+}
+
+/* The first piece of the tensor that may reach into `box`: reach is ascending within a tensor. */
+static uint32_t first_reaching(const struct binding *b, uint32_t tensor, const struct box *box)
+{
+    uint32_t low = b->first[tensor], high = b->first[tensor + 1];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (b->reach[middle] > begin_of(box))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Address of the first element of `part`, which lies within the piece. */
+static char *address_of(const struct binding_piece *p, const struct box *part,
+                        void *const *segment_base)
+{
+    char *at = (char *)segment_base[p->segment] + p->offset;
+    for (unsigned d = 0; d < part->n_dims; d++)
+        at += (int64_t)(part->offset[d] - p->box.offset[d]) * p->stride_bytes[d];
+    return at;
+}
+
+int binding_views(const struct binding *b, uint32_t tensor, const struct box *box,
+                  void *const *segment_base,
+                  int (*fn)(const struct box *part, const struct kernel_view *view, void *arg),
+                  void *arg)
+{
+    struct box part;
+    uint64_t missing = box_elements(box);
+    if (missing == 0)
+        return 0;
+    if (tensor >= b->n_tensors)
+        return RS_ENOTFOUND;
+    for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
+        const struct binding_piece *p = &b->pieces[i];
+        if (begin_of(&p->box) >= end_of(box))
+            break;
+        if (p->box.n_dims != box->n_dims || !box_intersect(&p->box, box, &part))
+            continue;
+        if (segment_base[p->segment] == NULL)
+            return RS_ENOTFOUND;
+        struct kernel_view view = {.base = address_of(p, &part, segment_base)};
+        memcpy(view.stride_bytes, p->stride_bytes, sizeof view.stride_bytes);
+        int r = fn(&part, &view, arg);
+        if (r != 0)
+            return r;
+        missing -= box_elements(&part);
+    }
+    return missing == 0 ? 0 : RS_ENOTFOUND;
+}
+
+/* True where elements of `box` stand side by side, the last dim fastest. */
+static bool is_dense(const struct binding_piece *p, const struct box *box, uint32_t element_bytes)
+{
+    int64_t expected = element_bytes;
+    for (unsigned d = box->n_dims; d-- > 0;) {
+        if (box->size[d] == 1)
+            continue;
+        if (p->stride_bytes[d] != expected)
+            return false;
+        expected *= (int64_t)box->size[d];
+    }
+    return true;
+}
+
+bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct box *box,
+                        uint32_t element_bytes, void *const *segment_base, void **ret_address)
+{
+    if (tensor >= b->n_tensors || box_empty(box))
+        return false;
+    for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
+        const struct binding_piece *p = &b->pieces[i];
+        if (begin_of(&p->box) > begin_of(box))
+            break;
+        if (p->box.n_dims != box->n_dims || !box_contains(&p->box, box))
+            continue;
+        if (segment_base[p->segment] == NULL || !is_dense(p, box, element_bytes))
+            return false;
+        *ret_address = address_of(p, box, segment_base);
+        return true;
+    }
+    return false;
+}
