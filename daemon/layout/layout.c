@@ -154,24 +154,24 @@ uint32_t layout_shards(const struct layout *l, uint32_t t, uint32_t rank, struct
     return n;
 }
 
-static uint64_t shard_elements(const struct layout *l, uint32_t t, uint32_t rank)
+uint64_t layout_shard_bytes(const struct layout *l, uint32_t t, uint32_t rank)
 {
     const struct tensor *tensor = &l->tensors[t];
     struct box b;
     uint64_t elements = 0;
     if (tensor->mesh >= 0)
-        return layout_mesh_shard(l, t, rank, &b) ? box_elements(&b) : 0;
-    for (uint32_t i = region_first(tensor, rank);
+        elements = layout_mesh_shard(l, t, rank, &b) ? box_elements(&b) : 0;
+    for (uint32_t i = tensor->mesh < 0 ? region_first(tensor, rank) : tensor->n_regions;
          i < tensor->n_regions && tensor->regions[i].rank == rank; i++)
         elements += box_elements(&tensor->regions[i].box);
-    return elements;
+    return elements * dtype_bytes(tensor->dtype);
 }
 
 uint64_t layout_rank_bytes(const struct layout *l, uint32_t rank)
 {
     uint64_t bytes = 0;
     for (uint32_t t = 0; t < l->n_tensors; t++)
-        bytes += shard_elements(l, t, rank) * dtype_bytes(l->tensors[t].dtype);
+        bytes += layout_shard_bytes(l, t, rank);
     return bytes;
 }
 

@@ -126,7 +126,8 @@ struct box layout_position_shard(const struct layout *l, const struct tensor *t,
 /* The interval [*ret_begin, *ret_end) of piece i of n of a length (torch.chunk): c = ceil(L/n). */
 void layout_chunk(uint64_t length, uint32_t n, uint32_t i, uint64_t *ret_begin, uint64_t *ret_end);
 
-/* Bytes that `rank` holds over all tensors, and of one tensor over its global shape. */
+/* Bytes that `rank` holds of tensor t and over all tensors, and of one tensor over its global shape. */
+uint64_t layout_shard_bytes(const struct layout *l, uint32_t t, uint32_t rank);
 uint64_t layout_rank_bytes(const struct layout *l, uint32_t rank);
 uint64_t layout_tensor_bytes(const struct tensor *t);
 
