@@ -15,7 +15,9 @@
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
+#include <grpc/support/log.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "rpc/rpc_listen.h"
 
@@ -122,6 +124,12 @@ static int check_token(const char *token, struct err *e)
     return legal ? 0 : err_set(e, RS_EINVAL, "token holds bytes that no header may hold");
 }
 
+/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
+static void log_grpc(gpr_log_func_args *args)
+{
+    log_debug("grpc: %s", args->message);
+}
+
 int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret, struct err *e)
 {
     char uri[4 * RPC_UNIX_PATH_MAX + 16];
@@ -139,6 +147,7 @@ int rpc_channel_open(const char *target, const char *token, struct rpc_channel *
         mem_free(c);
         return err_set(e, RS_ENOMEM, "no memory for a channel");
     }
+    gpr_set_log_function(log_grpc);
     grpc_init();
     c->grpc = new_grpc_channel(uri);
     *ret = c;

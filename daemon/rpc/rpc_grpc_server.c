@@ -21,6 +21,7 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
+#include <grpc/support/log.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -587,8 +588,15 @@ static int make_slots(struct rpc_server *s, struct err *e)
     return 0;
 }
 
+/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
+static void log_grpc(gpr_log_func_args *args)
+{
+    log_debug("grpc: %s", args->message);
+}
+
 static int start_grpc(struct rpc_server *s, struct err *e)
 {
+    gpr_set_log_function(log_grpc);
     grpc_init();
     s->cq = grpc_completion_queue_create_for_next(NULL);
     s->grpc = new_grpc_server(s);

@@ -294,7 +294,7 @@ static void run_command(uv_async_t *async)
 }
 
 /* Runs fn where handlers run, and waits for it. */
-static void twin_run(struct twin *t, void (*fn)(void *arg), void *arg)
+static inline void twin_run(struct twin *t, void (*fn)(void *arg), void *arg)
 {
     if (t->in_memory) {
         fn(arg);
@@ -329,8 +329,8 @@ static struct rpc_server_options twin_options(struct twin *t)
     return (struct rpc_server_options){.identify = identify, .context = &t->service};
 }
 
-static void twin_open_grpc(struct twin *t, const struct rpc_server_options *options,
-                           const char *token)
+static inline void twin_open_grpc(struct twin *t, const struct rpc_server_options *options,
+                                  const char *token)
 {
     struct err e = {0};
     struct rpc_server_options o = *options;
@@ -349,8 +349,8 @@ static void twin_open_grpc(struct twin *t, const struct rpc_server_options *opti
     ck_assert_int_eq(rpc_channel_open(target, token, &t->channel, &e), 0);
 }
 
-static void twin_open_with(struct twin *t, bool in_memory, const struct rpc_server_options *options,
-                           const char *token)
+static inline void twin_open_with(struct twin *t, bool in_memory,
+                                  const struct rpc_server_options *options, const char *token)
 {
     (void)pthread_mutex_init(&t->mutex, NULL);
     (void)pthread_cond_init(&t->changed, NULL);
@@ -361,7 +361,7 @@ static void twin_open_with(struct twin *t, bool in_memory, const struct rpc_serv
         ck_assert_int_eq(rpc_mem_new(options, methods, N_METHODS, &t->mem, NULL), 0);
 }
 
-static void twin_open(struct twin *t, bool in_memory)
+static inline void twin_open(struct twin *t, bool in_memory)
 {
     memset(t, 0, sizeof *t);
     seen_init(&t->service.seen);
@@ -387,7 +387,7 @@ static void stop_command(void *arg)
 }
 
 /* Asks for the stop; it goes on in the background. */
-static void twin_stop(struct twin *t)
+static inline void twin_stop(struct twin *t)
 {
     if (t->in_memory)
         rpc_mem_stop(t->mem);
@@ -395,7 +395,7 @@ static void twin_stop(struct twin *t)
         twin_run(t, stop_command, t);
 }
 
-static void twin_await_stop(struct twin *t)
+static inline void twin_await_stop(struct twin *t)
 {
     if (t->in_memory) {
         rpc_mem_cancel_all(t->mem);
@@ -407,7 +407,7 @@ static void twin_await_stop(struct twin *t)
 }
 
 /* After twin_stop or without it. */
-static void twin_close(struct twin *t)
+static inline void twin_close(struct twin *t)
 {
     bool stopped = false;
     if (t->in_memory) {
@@ -429,7 +429,7 @@ static void twin_close(struct twin *t)
 }
 
 /* Waits until a counter of `seen` reaches n; false after WAIT_MS. */
-static bool seen_wait(struct twin *t, const unsigned *counter, unsigned n)
+static inline bool seen_wait(struct twin *t, const unsigned *counter, unsigned n)
 {
     struct seen *s = &t->service.seen;
     struct timespec until;
@@ -443,7 +443,7 @@ static bool seen_wait(struct twin *t, const unsigned *counter, unsigned n)
     return reached;
 }
 
-static int last_reason(struct twin *t)
+static inline int last_reason(struct twin *t)
 {
     (void)pthread_mutex_lock(&t->service.seen.mutex);
     int r = t->service.seen.last_reason;
@@ -460,7 +460,7 @@ struct peer {
     struct rpc_stream *grpc;
 };
 
-static struct peer peer_open(struct twin *t, const char *path, uint32_t timeout_ms)
+static inline struct peer peer_open(struct twin *t, const char *path, uint32_t timeout_ms)
 {
     struct peer p = {.t = t};
     uint64_t deadline = timeout_ms == 0 ? UINT64_MAX : clock_mono_ns() + timeout_ms * 1000000ULL;
@@ -471,7 +471,7 @@ static struct peer peer_open(struct twin *t, const char *path, uint32_t timeout_
     return p;
 }
 
-static void peer_send(struct peer *p, const void *data, size_t n_bytes)
+static inline void peer_send(struct peer *p, const void *data, size_t n_bytes)
 {
     if (p->mem != NULL)
         rpc_mem_send(p->mem, data, n_bytes);
@@ -479,7 +479,7 @@ static void peer_send(struct peer *p, const void *data, size_t n_bytes)
         (void)rpc_stream_send(p->grpc, data, n_bytes, WAIT_MS, NULL);
 }
 
-static void peer_half_close(struct peer *p)
+static inline void peer_half_close(struct peer *p)
 {
     if (p->mem != NULL)
         rpc_mem_half_close(p->mem);
@@ -487,13 +487,13 @@ static void peer_half_close(struct peer *p)
         (void)rpc_stream_half_close(p->grpc, NULL);
 }
 
-static int peer_receive(struct peer *p, void **ret, size_t *ret_n_bytes, struct err *e)
+static inline int peer_receive(struct peer *p, void **ret, size_t *ret_n_bytes, struct err *e)
 {
     return p->mem != NULL ? rpc_mem_receive(p->mem, ret, ret_n_bytes, e)
                           : rpc_stream_receive(p->grpc, WAIT_MS, ret, ret_n_bytes, e);
 }
 
-static void peer_cancel(struct peer *p)
+static inline void peer_cancel(struct peer *p)
 {
     if (p->mem != NULL)
         rpc_mem_cancel(p->mem);
@@ -502,21 +502,21 @@ static void peer_cancel(struct peer *p)
 }
 
 /* The deadline given at open passes. */
-static void peer_let_expire(struct peer *p)
+static inline void peer_let_expire(struct peer *p)
 {
     if (p->mem != NULL)
         rpc_mem_expire(p->mem);
 }
 
-static void peer_close(struct peer *p)
+static inline void peer_close(struct peer *p)
 {
     rpc_mem_close(p->mem);
     rpc_stream_close(p->grpc);
 }
 
 /* The whole of an unary call or a server stream's request. */
-static struct peer peer_ask(struct twin *t, const char *path, const void *data, size_t n_bytes,
-                            uint32_t timeout_ms)
+static inline struct peer peer_ask(struct twin *t, const char *path, const void *data,
+                                   size_t n_bytes, uint32_t timeout_ms)
 {
     struct peer p = peer_open(t, path, timeout_ms);
     peer_send(&p, data, n_bytes);
@@ -525,7 +525,7 @@ static struct peer peer_ask(struct twin *t, const char *path, const void *data, 
 }
 
 /* The next message must be exactly these bytes. */
-static void expect_message(struct peer *p, const void *data, size_t n_bytes)
+static inline void expect_message(struct peer *p, const void *data, size_t n_bytes)
 {
     void *got = NULL;
     size_t n = 0;
@@ -538,7 +538,7 @@ static void expect_message(struct peer *p, const void *data, size_t n_bytes)
 }
 
 /* No message more, and this end; the text is in e. */
-static void expect_end(struct peer *p, int code, struct err *e)
+static inline void expect_end(struct peer *p, int code, struct err *e)
 {
     void *got = NULL;
     size_t n = 0;
