@@ -1,0 +1,29 @@
+/* What reshardctl plan has read and made, for the three ways to print it. Private to
+ * client/cmd_*.c. */
+#ifndef RS_CLIENT_CMD_PLAN_H
+#define RS_CLIENT_CMD_PLAN_H
+
+#include "client/cmd.h"
+#include "plan/planner.h"
+
+struct plan_run {
+    struct layout *source;
+    struct layout **destinations; /* n_destinations */
+    uint32_t n_destinations;
+    struct topology_file *file;
+    int32_t *source_device;
+    int32_t **destination_device;
+    struct plan *plan;
+    double plan_s;
+    double predicted_s; /* 0: the topology has no rates */
+};
+
+/* JSON of DESIGN.md section 3, streamed to stdout; without transfers where summary_only. */
+int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e);
+/* A table for people; without the devices where summary_only. */
+int cmd_plan_text(const struct plan_run *run, bool summary_only, struct err *e);
+/* In words, where the parts of `tensor` come from: of one rank, or of all that need it (rank < 0).
+ */
+int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t rank, struct err *e);
+
+#endif
