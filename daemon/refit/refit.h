@@ -139,6 +139,7 @@ struct refit_worker {
     bool accept_automatically;
     bool gone; /* the lease ended; kept so that what is missing has a name, until its rank attaches
                   again or it leaves for good */
+    bool leaving; /* gone for good, kept only until the attempt in flight lets its memory go */
     char gone_reason[128];
     /* sources */
     uint64_t published;   /* newest version published */
@@ -160,8 +161,11 @@ struct refit_worker {
 struct refit_version {
     struct queue link; /* in refit.versions, ascending by version */
     uint64_t version;
-    struct sm phase; /* refit_phase */
-    bool durable;    /* its submission is */
+    struct sm phase;         /* refit_phase */
+    bool durable;            /* its submission is */
+    bool recorded;           /* the ledger knows it, from this or an earlier submission */
+    uint32_t n_writes;       /* transactions on their way that carry it */
+    enum refit_phase ending; /* how the end record on its way ends it; REFIT_NONE: none is */
     uint8_t content[16];
     uint64_t publication; /* sum of what the sources published for it; 0: not yet known */
     void *options;        /* packed RefitOptions as submitted */
@@ -228,12 +232,15 @@ struct refit {
     uint64_t n_superseded, n_aborted, n_committed; /* since the ledger began */
     uint64_t deadline_ns;                          /* of the present wait; REFIT_NEVER: none */
     uint64_t deadline_told_ns;
-    bool planning;     /* PLAN is out */
-    bool committing;   /* the commit record is on its way: nothing can abort it but the ledger */
-    bool ending;       /* the end record is on its way */
-    bool expelled;     /* silent nodes were asked to be replaced in this ABORTING */
-    bool again;        /* after ABORTING: another attempt without the excluded instances */
-    uint64_t sequence; /* newest PERSIST */
+    bool begun;           /* the attempt in flight is durable */
+    bool planning;        /* PLAN is out */
+    bool committing;      /* the commit record is on its way: nothing can abort it but the ledger */
+    bool epoch_writing;   /* the epoch's record is on its way */
+    bool gather_closed;   /* the prepare deadline passed once: who was not there is left out */
+    uint64_t publication; /* sum over what the attempt in flight reads; 0: not known */
+    bool expelled;        /* silent nodes were asked to be replaced in this ABORTING */
+    bool again;           /* after ABORTING: another attempt without the excluded instances */
+    uint64_t sequence;    /* newest PERSIST */
     struct refit_waiter *waiters;
     size_t n_waiters, waiters_capacity;
     struct refit_write *writes;
@@ -314,8 +321,8 @@ struct refit_event {
             uint64_t live,
                 shadow; /* versions that its memory holds, verified by fingerprint; 0: none */
         } attached;     /* replied: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout,
-                           RS_EINVAL,     RS_EEXHAUSTED; values: version = committed, attempt = held, value
-                           = applied */
+                           RS_EINVAL,     RS_EEXHAUSTED; values: version = committed, attempt = held,
+                           value     = applied */
         struct {
             uint64_t worker;
             bool for_good; /* it said goodbye, or an operator evicted it: nobody waits for it any

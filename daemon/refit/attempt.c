@@ -1,0 +1,945 @@
+/* One attempt at one version: gather, plan, prepare, start, stage, accept, commit; or abort.
+ *
+ * Whatever happens, an attempt ends either with the commit record durable, or with every node that
+ * was asked to prepare quiesced or dead. */
+#include <stdio.h>
+#include <string.h>
+
+#include "refit/private.h"
+
+#include "base/banned.h"
+
+#define ULL(x) ((unsigned long long)(x))
+
+/* --- nodes
+ * ---------------------------------------------------------------------------------------- */
+
+struct refit_node *refit_node(const struct refit *r, uint32_t node)
+{
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].node == node)
+            return &r->nodes[i];
+    return NULL;
+}
+
+/* step_reserve has made room for one more. NULL: too many nodes. */
+struct refit_node *refit_node_get(struct refit *r, uint32_t node)
+{
+    struct refit_node *n = refit_node(r, node);
+    if (n != NULL || r->n_nodes >= REFIT_MAX_NODES)
+        return n;
+    rs_assert(r->n_nodes < r->nodes_capacity);
+    n = &r->nodes[r->n_nodes++];
+    *n = (struct refit_node){.node = node};
+    return n;
+}
+
+static bool all_nodes(const struct refit *r, int part)
+{
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].taking_part && (int)r->nodes[i].part != part)
+            return false;
+    return true;
+}
+
+/* The node that an answer about the attempt in flight comes from; NULL: it is of another attempt.
+ */
+static struct refit_node *answering_node(const struct step *s)
+{
+    const struct refit *r = s->r;
+    if (r->in_flight == NULL || s->ev->node.attempt != r->in_flight->attempt)
+        return NULL;
+    struct refit_node *n = refit_node(r, s->ev->node.node);
+    return n != NULL && n->taking_part ? n : NULL;
+}
+
+/* --- a clean slate
+ * ---------------------------------------------------------------------------------- */
+
+void attempt_clear(struct refit *r)
+{
+    r->begun = r->planning = r->committing = r->epoch_writing = false;
+    r->gather_closed = r->expelled = r->again = false;
+    r->publication = 0;
+    r->deadline_ns = REFIT_NEVER;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        r->nodes[i] = (struct refit_node){.node = r->nodes[i].node, .up = r->nodes[i].up};
+    foreach_worker (w, r) {
+        w->taking_part = w->asked_publish = w->asked_ready = w->asked_accept = false;
+        w->verdict = REFIT_WORKER_NO_VERDICT;
+    }
+    foreach_layout (l, r)
+        for (uint32_t i = 0; i < l->n_instances; i++) {
+            l->instances[i].taking_part = false;
+            l->instances[i].verdict = REFIT_NO_VERDICT;
+            if (!l->instances[i].excluded)
+                l->instances[i].reason[0] = '\0';
+        }
+}
+
+void attempt_begin(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    r->begun = true;
+    r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
+    step_mark(s, v, "submitted", "", v->submitted_ns);
+    step_notify(s, v);
+}
+
+void attempt_begun_written(struct step *s, const struct refit_write *w, int code)
+{
+    struct refit_version *v = s->r->in_flight;
+    if (v == NULL || v->attempt != w->attempt || v->phase.state != REFIT_SUBMITTED)
+        return;
+    if (code == 0)
+        attempt_begin(s);
+    else
+        attempt_abort(s, code, "the attempt could not be recorded");
+}
+
+/* --- gather: who takes part
+ * ------------------------------------------------------------------------- */
+
+static bool source_ready(const struct refit *r, const struct refit_version *v,
+                         const struct refit_worker *w)
+{
+    return w != NULL && !w->gone && w->published == v->version && !w->released &&
+           refit_node(r, w->node)->up;
+}
+
+static bool sources_ready(const struct refit *r, const struct refit_version *v)
+{
+    bool any = false;
+    foreach_layout (l, r) {
+        if (l->side != REFIT_SOURCE || !l->wanted)
+            continue;
+        for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
+            if (l->instance_of_rank[rank] == UINT32_MAX)
+                continue;
+            if (!source_ready(r, v, l->worker_of_rank[rank]))
+                return false;
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* True where the layouts that the policy names with a minimum are part of the model. */
+static bool policy_known(const struct refit *r, const struct refit_version *v)
+{
+    for (uint32_t i = 0; i < v->n_policies; i++) {
+        const struct refit_layout *l =
+            refit_find_layout(r, REFIT_DESTINATION, v->policies[i].layout_name);
+        if (v->policies[i].min_instances > 0 && (l == NULL || !l->wanted))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the fit instances are enough; `patient`: and none is there that only needs more time. */
+static bool destinations_ready(const struct refit *r, const struct refit_version *v, bool patient)
+{
+    uint32_t total = 0;
+    foreach_layout (l, r) {
+        if (l->side != REFIT_DESTINATION || !l->wanted)
+            continue;
+        uint32_t fit = 0;
+        for (uint32_t i = 0; i < l->n_instances; i++) {
+            enum instance_fitness f = instance_fitness(r, v, l, i);
+            if (f == INSTANCE_LATER && patient)
+                return false;
+            fit += f == INSTANCE_FIT;
+        }
+        if (fit < version_min_instances(v, l))
+            return false;
+        total += fit;
+    }
+    return total > 0 && policy_known(r, v);
+}
+
+static void ask_publish(struct step *s)
+{
+    const struct refit_version *v = s->r->in_flight;
+    foreach_worker (w, s->r) {
+        if (w->layout->side != REFIT_SOURCE || w->gone || w->asked_publish)
+            continue;
+        w->asked_publish = true;
+        if (w->published != v->version || w->released)
+            step_tell(s, w, REFIT_TELL_PUBLISH_REQUESTED, v, "");
+    }
+}
+
+/* splitmix64's finaliser: spreads (rank, publication) so that a sum over ranks tells order. */
+static uint64_t mix(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
+}
+
+static void take_part(struct refit *r, struct refit_worker *w)
+{
+    w->taking_part = true;
+    refit_node(r, w->node)->taking_part = true;
+}
+
+static void choose_workers(struct refit *r, const struct refit_version *v)
+{
+    uint64_t sum = 0;
+    bool known = true;
+    foreach_worker (w, r) {
+        struct refit_layout *l = w->layout;
+        if (w->gone || !l->wanted || l->instance_of_rank[w->rank] == UINT32_MAX)
+            continue;
+        if (l->side == REFIT_SOURCE) {
+            take_part(r, w);
+            known &= w->publication != 0;
+            sum += mix(w->publication + mix(w->rank + UINT64_C(0x9E3779B97F4A7C15)));
+            continue;
+        }
+        struct refit_instance *instance = &l->instances[l->instance_of_rank[w->rank]];
+        if (instance->taking_part ||
+            instance_fitness(r, v, l, l->instance_of_rank[w->rank]) == INSTANCE_FIT) {
+            instance->taking_part = true;
+            take_part(r, w);
+        }
+    }
+    r->publication = !known ? 0 : sum == 0 ? 1 : sum;
+}
+
+/* The epoch's members in words, for people who read the ledger. */
+static const char *members_text(struct step *s)
+{
+    char text[ERR_TEXT_BYTES];
+    size_t at = 0;
+    text[0] = '\0';
+    foreach_worker (w, s->r) {
+        if (w->gone || at >= sizeof text - 1)
+            continue;
+        int n = snprintf(text + at, sizeof text - at, "%s%s/rank %u on node %u",
+                         at == 0 ? "" : ", ", w->layout->name, w->rank, w->node);
+        at += n < 0 ? 0 : (size_t)n;
+    }
+    return step_text(s, "%s", text);
+}
+
+static void write_epoch(struct step *s)
+{
+    struct refit *r = s->r;
+    r->epoch++;
+    r->epoch_stale = false;
+    r->epoch_writing = true;
+    step_record_model(s, r->committed);
+    step_record(s, LEDGER_EPOCH)->epoch = (struct ledger_epoch){
+        .epoch = r->epoch, .wall_ns = s->ev->wall_ns, .members = members_text(s)};
+    foreach_layout (l, r) {
+        if (l->wanted == l->wanted_durable)
+            continue;
+        struct ledger_member *m = &step_record(s, LEDGER_MEMBER)->member;
+        *m =
+            (struct ledger_member){.side = (uint32_t)l->side, .name = l->name, .active = l->wanted};
+        memcpy(m->digest, l->digest, sizeof m->digest);
+        l->wanted_durable = l->wanted;
+    }
+    (void)step_persist(s, WRITE_EPOCH, r->in_flight);
+}
+
+void attempt_epoch_written(struct step *s, const struct refit_write *w, int code)
+{
+    struct refit *r = s->r;
+    if (code != 0) {
+        r->epoch_stale = true;
+        foreach_layout (l, r)
+            l->wanted_durable = !l->wanted; /* not known any more: written again */
+    }
+    if (r->in_flight == NULL || r->in_flight->attempt != w->attempt || !r->epoch_writing)
+        return;
+    r->epoch_writing = false;
+    if (code != 0)
+        attempt_abort(s, code, "the epoch could not be recorded");
+}
+
+static void gather(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    ask_publish(s);
+    if (r->planning || r->epoch_writing || !sources_ready(r, v) ||
+        !destinations_ready(r, v, !r->gather_closed))
+        return;
+    if (r->epoch_stale) {
+        write_epoch(s);
+        return;
+    }
+    choose_workers(r, v);
+    v->epoch = r->epoch;
+    r->planning = true;
+    if (v->publication != 0 && r->publication != 0 && v->publication != r->publication) {
+        attempt_abort(
+            s, RS_EEXIST,
+            step_text(s,
+                      "version %llu was published with other content than in an earlier attempt "
+                      "that moved bytes; use a new version",
+                      ULL(v->version)));
+        return;
+    }
+    struct refit_action *a = step_put(s, REFIT_DO_PLAN);
+    a->version = v->version;
+    a->attempt = v->attempt;
+    a->epoch = v->epoch;
+}
+
+/* --- plan, prepare, start
+ * ------------------------------------------------------------------------------- */
+
+static struct refit_action *put_node(struct step *s, enum refit_action_type type,
+                                     const struct refit_node *n)
+{
+    const struct refit_version *v = s->r->in_flight;
+    struct refit_action *a = step_put(s, type);
+    a->node = n->node;
+    a->version = v->version;
+    a->attempt = v->attempt;
+    a->epoch = v->epoch;
+    return a;
+}
+
+void attempt_planned(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    const struct refit_event *ev = s->ev;
+    if (v == NULL || !r->planning || ev->planned.attempt != v->attempt)
+        return;
+    if (ev->planned.code != 0) {
+        attempt_abort(
+            s, ev->planned.code,
+            step_text(s, "planning: %s",
+                      ev->planned.text == NULL ? err_name(ev->planned.code) : ev->planned.text));
+        return;
+    }
+    r->planning = false;
+    memcpy(v->plan_digest, ev->planned.digest, sizeof v->plan_digest);
+    v->bytes = (struct refit_bytes){.total = ev->planned.totals.total,
+                                    .network_minimum = ev->planned.totals.network_minimum};
+    (void)snprintf(v->strategy, sizeof v->strategy, "%s",
+                   ev->planned.strategy == NULL ? "" : ev->planned.strategy);
+    phase_move(r, v, REFIT_PLANNED);
+    step_mark(s, v, "planned", "", ev->now_ns);
+    step_notify(s, v);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].taking_part) {
+            r->nodes[i].part = REFIT_NODE_ASKED;
+            put_node(s, REFIT_DO_PREPARE, &r->nodes[i])->at_ns = r->deadline_ns;
+        }
+}
+
+void attempt_prepared(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_node *n = answering_node(s);
+    if (n == NULL || n->part != REFIT_NODE_ASKED || r->in_flight->phase.state != REFIT_PLANNED)
+        return;
+    n->part = REFIT_NODE_PREPARED;
+    if (!all_nodes(r, REFIT_NODE_PREPARED))
+        return;
+    phase_move(r, r->in_flight, REFIT_PREPARED);
+    step_mark(s, r->in_flight, "prepared", "", s->ev->now_ns);
+    step_notify(s, r->in_flight);
+}
+
+bool refit_holds_already(const struct refit *r, const struct refit_worker *w)
+{
+    return r->in_flight != NULL && w->layout->side == REFIT_DESTINATION && !w->torn &&
+           w->held == r->in_flight->version && r->publication != 0 &&
+           w->held_content == r->publication;
+}
+
+/* What START makes of a destination's memory until it is staged. */
+static void memory_opened(const struct refit *r, struct refit_worker *w)
+{
+    if (refit_holds_already(r, w))
+        return;
+    w->held = w->held_content = 0;
+    if (w->receive == REFIT_IN_PLACE) {
+        w->torn = true;
+        w->applied = 0;
+    }
+}
+
+static void start(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    if (r->publication != 0)
+        v->publication = r->publication;
+    foreach_worker (w, r)
+        if (w->taking_part && w->layout->side == REFIT_DESTINATION)
+            memory_opened(r, w);
+    phase_move(r, v, REFIT_TRANSFERRING);
+    r->deadline_ns = deadline_after(s, v->transfer_timeout_ms);
+    step_mark(s, v, "started", "", s->ev->now_ns);
+    step_notify(s, v);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].taking_part) {
+            r->nodes[i].part = REFIT_NODE_STARTED;
+            (void)put_node(s, REFIT_DO_START, &r->nodes[i]);
+        }
+}
+
+static void await_ready(struct step *s)
+{
+    struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
+    bool all = true;
+    foreach_worker (w, r) {
+        if (!w->taking_part || w->receive != REFIT_IN_PLACE || w->ready == v->version)
+            continue;
+        all = false;
+        if (!w->asked_ready)
+            step_tell(s, w, REFIT_TELL_READY_REQUESTED, v, "");
+        w->asked_ready = true;
+    }
+    if (all)
+        start(s);
+}
+
+/* --- transfer
+ * ------------------------------------------------------------------------------------------- */
+
+void attempt_release_sources(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    if (v->source_released)
+        return;
+    v->source_released = true;
+    v->stall_ns = s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+    step_mark(s, v, "source_released", "", s->ev->now_ns);
+    foreach_worker (w, r) {
+        if (w->layout->side != REFIT_SOURCE || w->published != v->version || w->released)
+            continue;
+        w->released = true;
+        step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v, "");
+    }
+}
+
+static bool sources_read(const struct refit *r)
+{
+    foreach_worker (w, r)
+        if (w->taking_part && w->layout->side == REFIT_SOURCE &&
+            !refit_node(r, w->node)->sources_read)
+            return false;
+    return true;
+}
+
+static void note_progress(struct step *s, struct refit_node *n)
+{
+    const struct refit_event *ev = s->ev;
+    n->bytes = ev->node.bytes;
+    n->first_byte_ns = ev->node.first_byte_ns;
+    n->last_byte_ns = ev->node.last_byte_ns;
+    n->verified_ns = ev->node.verified_ns;
+    n->sources_read_ns = ev->node.sources_read_ns;
+    if (n->sources_read || ev->node.sources_read_ns == 0)
+        return;
+    n->sources_read = true;
+    if (s->r->in_flight->release_at == REFIT_RELEASE_READ && sources_read(s->r))
+        attempt_release_sources(s);
+}
+
+void attempt_progress(struct step *s)
+{
+    struct refit_node *n = answering_node(s);
+    if (n == NULL || n->part != REFIT_NODE_STARTED)
+        return;
+    bool released = s->r->in_flight->source_released;
+    note_progress(s, n);
+    if (s->r->in_flight->source_released != released)
+        step_notify(s, s->r->in_flight);
+}
+
+static void mark_bytes(struct step *s)
+{
+    const struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    uint64_t first = UINT64_MAX, last = 0, verified = 0;
+    for (size_t i = 0; i < r->n_nodes; i++) {
+        const struct refit_node *n = &r->nodes[i];
+        if (!n->taking_part)
+            continue;
+        first = n->first_byte_ns != 0 && n->first_byte_ns < first ? n->first_byte_ns : first;
+        last = n->last_byte_ns > last ? n->last_byte_ns : last;
+        verified = n->verified_ns > verified ? n->verified_ns : verified;
+    }
+    if (last != 0 && first <= last) {
+        v->wire_ns = last - first;
+        step_mark(s, v, "first_byte", "", first);
+        step_mark(s, v, "last_byte", "", last);
+    }
+    step_mark(s, v, "verified", "", verified != 0 ? verified : s->ev->now_ns);
+}
+
+static void ask_accept(struct step *s)
+{
+    struct refit *r = s->r;
+    foreach_worker (w, r) {
+        if (!w->taking_part || w->layout->side != REFIT_DESTINATION)
+            continue;
+        if (w->accept_automatically)
+            w->verdict = REFIT_WORKER_ACCEPTED;
+        else
+            step_tell(s, w, REFIT_TELL_ACCEPT_REQUESTED, r->in_flight, "");
+        w->asked_accept = true;
+    }
+    foreach_layout (l, r)
+        for (uint32_t i = 0; i < l->n_instances; i++)
+            if (l->instances[i].taking_part)
+                attempt_settle(s, l, i, "");
+}
+
+static void all_staged(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    phase_move(r, v, REFIT_STAGED);
+    mark_bytes(s);
+    if (v->release_at != REFIT_RELEASE_COMMITTED)
+        attempt_release_sources(s);
+    step_notify(s, v);
+    phase_move(r, v, REFIT_ACCEPTING);
+    r->deadline_ns = deadline_after(s, v->accept_timeout_ms);
+    step_notify(s, v);
+    ask_accept(s);
+}
+
+void attempt_staged(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_node *n = answering_node(s);
+    if (n == NULL || n->part != REFIT_NODE_STARTED)
+        return;
+    note_progress(s, n);
+    n->sources_read = true;
+    n->part = REFIT_NODE_STAGED;
+    foreach_worker (w, r) {
+        if (!w->taking_part || w->node != n->node || w->layout->side != REFIT_DESTINATION)
+            continue;
+        w->held = r->in_flight->version;
+        w->held_content = r->publication;
+        if (w->receive == REFIT_IN_PLACE)
+            w->torn = false;
+    }
+    if (all_nodes(r, REFIT_NODE_STAGED))
+        all_staged(s);
+}
+
+/* --- accept, commit
+ * ------------------------------------------------------------------------------------- */
+
+void attempt_settle(struct step *s, struct refit_layout *l, uint32_t index, const char *why)
+{
+    struct refit_instance *instance = &l->instances[index];
+    if (instance->verdict != REFIT_NO_VERDICT)
+        return;
+    bool all = true, rejected = false;
+    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
+        const struct refit_worker *w = l->worker_of_rank[rank];
+        if (l->instance_of_rank[rank] != index || w == NULL)
+            continue;
+        all &= w->verdict == REFIT_WORKER_ACCEPTED;
+        rejected |= w->verdict == REFIT_WORKER_REJECTED;
+    }
+    if (!all && !rejected)
+        return;
+    instance->verdict = rejected ? REFIT_REJECTED : REFIT_ACCEPTED;
+    (void)snprintf(instance->reason, sizeof instance->reason, "%s", rejected ? why : "");
+    step_mark(s, s->r->in_flight, rejected ? "rejected" : "accepted",
+              step_text(s, "%s/instance %u", l->name, index), s->ev->now_ns);
+}
+
+struct tally {
+    uint32_t part, accepted, rejected;
+};
+
+static struct tally tally(const struct refit_layout *l)
+{
+    struct tally t = {0};
+    for (uint32_t i = 0; i < l->n_instances; i++) {
+        t.part += l->instances[i].taking_part;
+        t.accepted += l->instances[i].taking_part && l->instances[i].verdict == REFIT_ACCEPTED;
+        t.rejected += l->instances[i].taking_part && l->instances[i].verdict == REFIT_REJECTED;
+    }
+    return t;
+}
+
+static const char *rejections_text(struct step *s)
+{
+    char text[ERR_TEXT_BYTES] = "";
+    size_t at = 0;
+    foreach_layout (l, s->r)
+        for (uint32_t i = 0; i < l->n_instances && at < sizeof text; i++) {
+            if (!l->instances[i].taking_part || l->instances[i].verdict != REFIT_REJECTED)
+                continue;
+            int n = snprintf(text + at, sizeof text - at, "%s%.64s/instance %u rejected: %s",
+                             at == 0 ? "" : "; ", l->name, i, l->instances[i].reason);
+            at += n < 0 ? 0 : (size_t)n;
+        }
+    return step_text(s, "%s", text);
+}
+
+static void commit(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    r->committing = true;
+    r->deadline_ns = REFIT_NEVER; /* the ledger answers */
+    v->committed_wall_ns = s->ev->wall_ns;
+    v->total_ns = s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+    step_record_version(s, v, REFIT_COMMITTED);
+    step_record_model(s, v->version);
+    step_record_attempt(s, v, REFIT_COMMITTED);
+    foreach_layout (l, r)
+        for (uint32_t i = 0; i < l->n_instances; i++) {
+            const struct refit_instance *instance = &l->instances[i];
+            if (!instance->taking_part || instance->verdict == REFIT_NO_VERDICT)
+                continue;
+            step_record(s, LEDGER_ACCEPTANCE)->acceptance =
+                (struct ledger_acceptance){.version = v->version,
+                                           .layout_name = l->name,
+                                           .instance = i,
+                                           .attempt = v->attempt,
+                                           .accepted = instance->verdict == REFIT_ACCEPTED,
+                                           .reason = instance->reason};
+        }
+    (void)step_persist(s, WRITE_COMMIT, v);
+}
+
+/* Commits as soon as the policy holds; aborts as soon as it can't hold any more. */
+static void judge(struct step *s)
+{
+    bool holds = true, can_hold = true;
+    uint32_t accepted = 0, possible = 0;
+    foreach_layout (l, s->r) {
+        struct tally t = tally(l);
+        if (t.part == 0)
+            continue;
+        uint32_t min = version_min_instances(s->r->in_flight, l);
+        holds &= t.accepted >= min;
+        can_hold &= t.part - t.rejected >= min;
+        accepted += t.accepted;
+        possible += t.part - t.rejected;
+    }
+    if (!can_hold || possible == 0)
+        attempt_abort(s, RS_EABORTED, rejections_text(s));
+    else if (holds && accepted > 0)
+        commit(s);
+}
+
+static void memory_committed(struct step *s, struct refit_worker *w, const struct refit_version *v)
+{
+    const struct refit_instance *instance =
+        &w->layout->instances[w->layout->instance_of_rank[w->rank]];
+    if (instance->verdict == REFIT_REJECTED)
+        w->skipped = v->version; /* it will not be applied there, so the next refit needn't wait */
+    else if (w->receive == REFIT_IN_PLACE && instance->verdict == REFIT_ACCEPTED) {
+        w->applied = v->version;
+        step_mark(s, v, "applied", worker_name(s, w), s->ev->now_ns);
+    }
+}
+
+void attempt_commit_written(struct step *s, const struct refit_write *w, int code)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    rs_assert(v != NULL && r->committing && v->attempt == w->attempt);
+    r->committing = false;
+    if (code != 0) {
+        attempt_abort(
+            s, code,
+            step_text(s, "the commit could not be recorded: %s",
+                      s->ev->durable.text == NULL ? err_name(code) : s->ev->durable.text));
+        return;
+    }
+    phase_move(r, v, REFIT_COMMITTED);
+    r->committed = v->version;
+    r->committed_wall_ns = v->committed_wall_ns;
+    r->committed_ns = s->ev->now_ns;
+    if (r->known_committed < r->committed)
+        r->known_committed = r->committed;
+    r->n_committed++;
+    struct refit_action *a = step_put(s, REFIT_DO_COMMITTED);
+    a->version = v->version;
+    a->attempt = v->attempt;
+    a->wall_ns = v->committed_wall_ns;
+    step_mark(s, v, "committed", "", s->ev->now_ns);
+    foreach_worker (worker, r) {
+        if (worker->taking_part && worker->layout->side == REFIT_DESTINATION)
+            memory_committed(s, worker, v);
+        step_tell(s, worker, REFIT_TELL_COMMITTED, v, "");
+        if (worker->ready == v->version)
+            worker->ready = 0;
+    }
+    attempt_release_sources(s);
+    step_notify(s, v);
+    step_answer(s, WAITER_ABORT, v->version, RS_EPRECOND,
+                step_text(s, "version %llu is committed", ULL(v->version)), 0);
+    v->bytes = refit_version_bytes(r, v);
+    r->in_flight = NULL;
+    attempt_clear(r);
+    queue_next(s);
+}
+
+/* --- abort
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static bool quiet(const struct refit *r)
+{
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].part == REFIT_NODE_ABORTING)
+            return false;
+    return true;
+}
+
+/* Everything has let go: the version ends, or is tried again without the instances that failed. */
+static void finish(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    if (v == NULL || v->phase.state != REFIT_ABORTING || v->ending != REFIT_NONE || !quiet(r))
+        return;
+    r->deadline_ns = REFIT_NEVER;
+    if (!r->again || v->source_released) {
+        queue_end(s, v, REFIT_ABORTED);
+        return;
+    }
+    step_record_attempt(s, v, REFIT_ABORTED);
+    v->reason[0] = '\0';
+    v->code = 0;
+    phase_move(r, v, REFIT_SUBMITTED);
+    attempt_clear(r);
+    v->attempt = ++r->attempt_high;
+    v->n_attempts++;
+    step_record_model(s, r->committed);
+    step_record_version(s, v, REFIT_SUBMITTED);
+    step_record_attempt(s, v, REFIT_SUBMITTED);
+    (void)step_persist(s, WRITE_BEGIN, v);
+}
+
+void attempt_abort(struct step *s, int code, const char *text)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    rs_assert(v != NULL && !r->committing);
+    if (v->ending != REFIT_NONE)
+        return;
+    v->code = code;
+    (void)snprintf(v->reason, sizeof v->reason, "%s", text);
+    if (v->phase.state == REFIT_ABORTING) { /* a request, while a failed attempt lets go */
+        r->again = false;
+        return;
+    }
+    phase_move(r, v, REFIT_ABORTING);
+    r->planning = r->epoch_writing = false;
+    r->deadline_ns = deadline_after(s, r->config.quiesce_timeout_ms);
+    step_notify(s, v);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].part != REFIT_NODE_IDLE) {
+            r->nodes[i].part = REFIT_NODE_ABORTING;
+            put_node(s, REFIT_DO_ABORT, &r->nodes[i])->text = step_text(s, "%s", v->reason);
+        }
+    finish(s);
+}
+
+/* Leaves the instance out of this version's later attempts. */
+static void exclude(const struct refit_worker *w, const char *why)
+{
+    struct refit_instance *instance = &w->layout->instances[w->layout->instance_of_rank[w->rank]];
+    instance->excluded = true;
+    (void)snprintf(instance->reason, sizeof instance->reason, "%s", why);
+}
+
+/* Whether the policy can hold with the instances that take part and are not excluded. */
+static bool can_do_without(const struct refit *r)
+{
+    uint32_t total = 0;
+    foreach_layout (l, r) {
+        if (l->side != REFIT_DESTINATION || !l->wanted)
+            continue;
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < l->n_instances; i++)
+            left += l->instances[i].taking_part && !l->instances[i].excluded;
+        if (left < version_min_instances(r->in_flight, l))
+            return false;
+        total += left;
+    }
+    return total > 0;
+}
+
+/* Ends the attempt because of instances that have been excluded; another follows where it can. */
+static void abort_excluding(struct step *s, int code, const char *text)
+{
+    s->r->again = can_do_without(s->r);
+    attempt_abort(s, code, text);
+}
+
+void attempt_failed(struct step *s)
+{
+    struct refit *r = s->r;
+    const struct refit_event *ev = s->ev;
+    struct refit_node *n = answering_node(s);
+    if (n == NULL || n->part == REFIT_NODE_IDLE || n->part == REFIT_NODE_ABORTING ||
+        r->committing || r->in_flight->phase.state >= REFIT_STAGED)
+        return;
+    int code = ev->node.code == 0 ? RS_EINTERNAL : ev->node.code;
+    const char *text = step_text(s, "node %u: %.900s", n->node,
+                                 ev->node.text == NULL ? err_name(code) : ev->node.text);
+    const struct refit_worker *w =
+        ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
+    if (w == NULL || !w->taking_part || w->layout->side != REFIT_DESTINATION) {
+        attempt_abort(s, code, text);
+        return;
+    }
+    exclude(w, text);
+    abort_excluding(s, code, text);
+}
+
+void attempt_quiesced(struct step *s)
+{
+    struct refit_node *n = answering_node(s);
+    if (n == NULL || n->part != REFIT_NODE_ABORTING)
+        return;
+    n->part = REFIT_NODE_IDLE;
+    finish(s);
+}
+
+/* Excludes the instances with workers on the node; false where a source is on it too. */
+static bool exclude_node(struct refit *r, uint32_t node, const char *why)
+{
+    bool source = false;
+    foreach_worker (w, r) {
+        if (!w->taking_part || w->node != node)
+            continue;
+        if (w->layout->side == REFIT_SOURCE)
+            source = true;
+        else
+            exclude(w, why);
+    }
+    return !source;
+}
+
+void attempt_node_lost(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_node *n = refit_node(r, s->ev->node.node);
+    if (n == NULL || !n->up)
+        return;
+    n->up = false;
+    r->epoch_stale = true;
+    if (r->in_flight == NULL || !n->taking_part)
+        return;
+    bool was_aborting = n->part == REFIT_NODE_ABORTING;
+    n->part = REFIT_NODE_IDLE;
+    if (was_aborting)
+        finish(s);
+    else if (attempt_chosen(r) && r->in_flight->phase.state < REFIT_STAGED) {
+        const char *text = step_text(s, "the data plane of node %u is gone%s%.500s", n->node,
+                                     s->ev->node.text == NULL ? "" : ": ",
+                                     s->ev->node.text == NULL ? "" : s->ev->node.text);
+        if (exclude_node(r, n->node, text))
+            abort_excluding(s, RS_EPEER, text);
+        else
+            attempt_abort(s, RS_EPEER, text);
+    }
+}
+
+void attempt_worker_lost(struct step *s, struct refit_worker *w)
+{
+    struct refit *r = s->r;
+    if (!w->taking_part || !attempt_chosen(r) || r->committing)
+        return;
+    int phase = r->in_flight->phase.state;
+    if (w->layout->side == REFIT_SOURCE &&
+        (phase >= REFIT_STAGED || refit_node(r, w->node)->sources_read))
+        return; /* everything of it has been read */
+    const char *text = step_text(s, "%s left: %s", worker_name(s, w), w->gone_reason);
+    if (w->layout->side == REFIT_SOURCE) {
+        attempt_abort(s, RS_EABORTED, text);
+    } else if (phase == REFIT_ACCEPTING) {
+        w->verdict = REFIT_WORKER_REJECTED;
+        attempt_settle(s, w->layout, w->layout->instance_of_rank[w->rank], text);
+    } else {
+        exclude(w, text);
+        abort_excluding(s, RS_EABORTED, text);
+    }
+}
+
+/* --- time
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static void expel_silent(struct step *s)
+{
+    struct refit *r = s->r;
+    r->expelled = true;
+    r->deadline_ns = deadline_after(s, r->config.quiesce_timeout_ms);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].part == REFIT_NODE_ABORTING)
+            (void)put_node(s, REFIT_DO_EXPEL, &r->nodes[i]);
+}
+
+/* In PREPARED only those that have not said Ready are missing: a refit without them may do. */
+static void exclude_not_ready(struct refit *r)
+{
+    foreach_worker (w, r)
+        if (w->taking_part && w->receive == REFIT_IN_PLACE && w->ready != r->in_flight->version)
+            exclude(w, "not Ready by the prepare deadline");
+}
+
+void attempt_deadline(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    rs_assert(v != NULL && !r->committing);
+    int phase = v->phase.state;
+    if (phase == REFIT_ABORTING) {
+        expel_silent(s);
+        return;
+    }
+    if (phase == REFIT_SUBMITTED && !r->planning && !r->gather_closed && sources_ready(r, v) &&
+        destinations_ready(r, v, false)) {
+        r->gather_closed = true; /* without those that need still longer */
+        r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
+        return;
+    }
+    const char *what = phase <= REFIT_PREPARED       ? "prepare"
+                       : phase == REFIT_TRANSFERRING ? "transfer"
+                                                     : "accept";
+    uint32_t ms = phase <= REFIT_PREPARED       ? v->prepare_timeout_ms
+                  : phase == REFIT_TRANSFERRING ? v->transfer_timeout_ms
+                                                : v->accept_timeout_ms;
+    const char *text = step_text(s, "the %s deadline (%u ms) passed, waiting for: %s", what, ms,
+                                 missing_text(s, v));
+    if (phase == REFIT_PREPARED) {
+        exclude_not_ready(r);
+        abort_excluding(s, RS_EDEADLINE, text);
+    } else {
+        attempt_abort(s, RS_EDEADLINE, text);
+    }
+}
+
+void attempt_advance(struct step *s)
+{
+    struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
+    if (v == NULL || !r->begun || r->committing || v->ending != REFIT_NONE)
+        return;
+    if (v->phase.state == REFIT_SUBMITTED)
+        gather(s);
+    else if (v->phase.state == REFIT_PREPARED)
+        await_ready(s);
+    else if (v->phase.state == REFIT_ACCEPTING)
+        judge(s);
+}
