@@ -67,7 +67,7 @@ LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
 .SECONDARY:
 
 # The library part of client/: all but the programs.
-CLIENT_SRC := $(filter-out client/reshardctl.c client/ctl_%.c client/cmd_%.c client/demo_%.c,$(wildcard client/*.c))
+CLIENT_SRC := $(filter-out client/reshardctl.c client/cmd.c client/ctl_%.c client/cmd_%.c client/demo_%.c,$(wildcard client/*.c))
 
 src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))

@@ -1,0 +1,72 @@
+/* reshardctl abort, evict: what an operator ends by hand. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/cmd_online.h"
+#include "client/ctl.h"
+
+#include "base/banned.h"
+
+static const char *const abort_usage =
+    "usage: reshardctl abort MODEL [VERSION] [--reason TEXT]\n"
+    "Ends what is in flight or queued (without VERSION: in flight); returns when it is aborted.\n";
+static const char *const evict_usage =
+    "usage: reshardctl evict WORKER [--reason TEXT]\n"
+    "Ends a worker's lease, as if its process had ended. WORKER: the id that status shows.\n";
+
+int cmd_abort(int argc, char **argv)
+{
+    struct ctl c;
+    const char *reason = "by an operator";
+    uint64_t version;
+    const struct ctl_option own[] = {{"reason", &reason, NULL}};
+    if (!ctl_begin(&c, "abort", abort_usage, own, 1, 1, 2, argc, argv))
+        return c.exit;
+    json_t *reply;
+    if (ctl_version(&c, 1, &version) && ctl_ask(&c, CTL_ABORT,
+                                                json_pack("{sssIss}", "model", c.args[0], "version",
+                                                          (json_int_t)version, "reason", reason),
+                                                &reply)) {
+        version = jnum(reply, "version");
+        if (c.json) {
+            c.exit = ctl_print_json(&c, reply);
+        } else {
+            json_decref(reply);
+            (void)printf("model %s version %llu aborted\n", c.args[0], (unsigned long long)version);
+            c.exit = cmd_flush(c.command, CMD_OK);
+        }
+    }
+    ctl_end(&c);
+    return c.exit;
+}
+
+static bool worker_id(const char *text)
+{
+    size_t n = strlen(text);
+    return n > 0 && n <= 16 && strspn(text, "0123456789abcdefABCDEF") == n &&
+           strtoull(text, NULL, 16) != 0;
+}
+
+int cmd_evict(int argc, char **argv)
+{
+    struct ctl c;
+    const char *reason = "by an operator";
+    const struct ctl_option own[] = {{"reason", &reason, NULL}};
+    if (!ctl_begin(&c, "evict", evict_usage, own, 1, 1, 1, argc, argv))
+        return c.exit;
+    json_t *reply;
+    if (!worker_id(c.args[0])) {
+        c.exit = ctl_bad(&c, "worker '%s': use the 16 hex digits that status shows", c.args[0]);
+    } else if (ctl_ask(&c, CTL_EVICT, json_pack("{ssss}", "worker", c.args[0], "reason", reason),
+                       &reply)) {
+        if (c.json) {
+            c.exit = ctl_print_json(&c, reply);
+        } else {
+            json_decref(reply);
+            (void)printf("worker %s evicted\n", c.args[0]);
+            c.exit = cmd_flush(c.command, CMD_OK);
+        }
+    }
+    ctl_end(&c);
+    return c.exit;
+}

@@ -1,0 +1,18 @@
+/* The commands of reshardctl that speak to a daemon. Each as cmd.h says. */
+#ifndef RS_CLIENT_CMD_ONLINE_H
+#define RS_CLIENT_CMD_ONLINE_H
+
+#include <jansson.h>
+
+int cmd_status(int argc, char **argv);
+int cmd_versions(int argc, char **argv);
+int cmd_watch(int argc, char **argv);
+int cmd_submit(int argc, char **argv);
+int cmd_abort(int argc, char **argv);
+int cmd_evict(int argc, char **argv);
+int cmd_timeline(int argc, char **argv);
+
+/* "landed 2.38 GB: network 1.19 GB (1.000 of the minimum), domain …" of a reshard.v1.Bytes. */
+void cmd_print_bytes(const json_t *bytes);
+
+#endif

@@ -1,0 +1,261 @@
+/* reshardctl status: everything that an operator sees, per model. */
+#include <string.h>
+
+#include "client/cmd_online.h"
+#include "client/ctl.h"
+
+#include "base/banned.h"
+
+static const char *const usage = "usage: reshardctl status [MODEL]\n"
+                                 "Newest committed version and its age, what is in flight, the "
+                                 "states of instances and workers,\n"
+                                 "the queue, and the last refit's bytes per tier and times.\n";
+
+static size_t n_domains(const json_t *domain_of_device)
+{
+    json_int_t most = -1;
+    size_t i;
+    json_t *d;
+    json_array_foreach(domain_of_device, i, d) most =
+        json_integer_value(d) > most ? json_integer_value(d) : most;
+    return (size_t)(most + 1);
+}
+
+static void print_daemon(const json_t *s)
+{
+    (void)printf("node %s: reshardd %s, up %s, incarnation %s, %llu clients\n", jstr(s, "node"),
+                 jstr(s, "release"), ctl_ns(jnum(s, "uptime_ns")), jstr(s, "incarnation"),
+                 (unsigned long long)jnum(s, "clients"));
+    (void)printf("backend %s: %llu devices in %zu domains; data plane %s, replaced %llu times\n",
+                 jstr(s, "backend"), (unsigned long long)jnum(s, "devices"),
+                 n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
+                 (unsigned long long)jnum(s, "data_plane_restarts"));
+}
+
+static void print_committed(const json_t *m)
+{
+    if (jnum(m, "committed") == 0)
+        (void)printf("  committed    none yet\n");
+    else
+        (void)printf("  committed    version %llu, %s ago\n",
+                     (unsigned long long)jnum(m, "committed"), ctl_ns(jnum(m, "committed_age_ns")));
+}
+
+static void print_waiting(const json_t *state)
+{
+    size_t i;
+    json_t *who;
+    json_array_foreach(json_object_get(state, "waiting_for"), i, who)
+    {
+        if (i == 8) {
+            (void)printf(" and %zu more",
+                         json_array_size(json_object_get(state, "waiting_for")) - i);
+            break;
+        }
+        (void)printf("%s%s", i == 0 ? "; waiting for " : ", ", json_string_value(who));
+    }
+}
+
+static void print_in_flight(const json_t *m)
+{
+    const json_t *f = json_object_get(m, "in_flight");
+    if (f == NULL) {
+        (void)printf("  in flight    none\n");
+        return;
+    }
+    const json_t *b = json_object_get(f, "bytes");
+    (void)printf("  in flight    version %llu attempt %llu: %s for %s",
+                 (unsigned long long)jnum(f, "version"), (unsigned long long)jnum(f, "attempt"),
+                 jstr(f, "phase"), ctl_ns(jnum(f, "elapsed_ns")));
+    if (jnum(b, "total") > 0)
+        (void)printf(", %.1f %%, %s of %s",
+                     100.0 * (double)jnum(b, "landed") / (double)jnum(b, "total"),
+                     ctl_bytes(jnum(b, "landed")), ctl_bytes(jnum(b, "total")));
+    if (jstr(f, "reason")[0] != '\0')
+        (void)printf(", %s", jstr(f, "reason"));
+    print_waiting(f);
+    (void)printf("\n");
+}
+
+static void print_queue(const json_t *m)
+{
+    const json_t *queued = json_object_get(m, "queued");
+    size_t i;
+    json_t *v;
+    (void)printf("  queue        ");
+    json_array_foreach(queued, i, v)(void)
+        printf("%s%lld", i == 0 ? "version " : ", ", (long long)json_integer_value(v));
+    (void)printf("%s; %llu superseded, %llu aborted so far\n",
+                 json_array_size(queued) == 0 ? "empty" : "",
+                 (unsigned long long)jnum(m, "superseded"), (unsigned long long)jnum(m, "aborted"));
+}
+
+void cmd_print_bytes(const json_t *b)
+{
+    uint64_t network = jnum(b, "network"), least = jnum(b, "network_minimum");
+    (void)printf("landed %s: network %s", ctl_bytes(jnum(b, "landed")), ctl_bytes(network));
+    if (least > 0)
+        (void)printf(" (%.3f of the minimum)", (double)network / (double)least);
+    (void)printf(", domain %s, device %s, skipped %s", ctl_bytes(jnum(b, "domain")),
+                 ctl_bytes(jnum(b, "device")), ctl_bytes(jnum(b, "skipped")));
+}
+
+static void print_last(const json_t *m)
+{
+    const json_t *r = json_object_get(m, "last");
+    if (r == NULL)
+        return;
+    (void)printf("  last refit   version %llu %s", (unsigned long long)jnum(r, "version"),
+                 jstr(r, "phase"));
+    if (jstr(r, "reason")[0] != '\0')
+        (void)printf(": %s", jstr(r, "reason"));
+    (void)printf("; total %s, wire %s, trainer stall %s, strategy %s\n",
+                 ctl_ns(jnum(r, "total_ns")), ctl_ns(jnum(r, "wire_ns")),
+                 ctl_ns(jnum(r, "stall_ns")), jstr(r, "strategy"));
+    (void)printf("               ");
+    cmd_print_bytes(json_object_get(r, "bytes"));
+    (void)printf("\n");
+}
+
+static void print_layouts(const json_t *m)
+{
+    size_t i;
+    json_t *d;
+    (void)printf("  layouts      %s →",
+                 jstr(m, "source_layout")[0] != '\0' ? jstr(m, "source_layout") : "(no source)");
+    json_array_foreach(json_object_get(m, "destination_layouts"), i, d)(void)
+        printf("%s %s", i == 0 ? "" : ",", json_string_value(d));
+    (void)printf("%s; epoch %llu\n", i == 0 ? " (no destination)" : "",
+                 (unsigned long long)jnum(m, "epoch"));
+}
+
+/* "3", or "-" for none. */
+static void version_cell(struct cmd_table *t, uint64_t version)
+{
+    if (version == 0)
+        cmd_table_cell(t, "-");
+    else
+        cmd_table_cell(t, "%llu", (unsigned long long)version);
+}
+
+static void ranks_text(const json_t *ranks, char *to, size_t capacity)
+{
+    size_t i, at = 0;
+    json_t *r;
+    to[0] = '\0';
+    json_array_foreach(ranks, i, r)
+    {
+        int n = snprintf(to + at, capacity - at, "%s%lld", i == 0 ? "" : ",",
+                         (long long)json_integer_value(r));
+        if (n < 0 || (size_t)n >= capacity - at) {
+            memcpy(to + capacity - 4, "...", 4);
+            return;
+        }
+        at += (size_t)n;
+    }
+}
+
+static int print_instances(const json_t *m)
+{
+    const json_t *instances = json_object_get(m, "instances");
+    if (json_array_size(instances) == 0)
+        return 0;
+    struct cmd_table t;
+    cmd_table_init(&t, "lrllrl");
+    static const char *const heads[] = {"LAYOUT", "INSTANCE", "RANKS",
+                                        "STATE",  "APPLIED",  "VERDICT"};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    size_t i;
+    json_t *x;
+    json_array_foreach(instances, i, x)
+    {
+        char ranks[48];
+        ranks_text(json_object_get(x, "ranks"), ranks, sizeof ranks);
+        cmd_table_cell(&t, "%s", jstr(x, "layout_name"));
+        cmd_table_cell(&t, "%llu", (unsigned long long)jnum(x, "instance"));
+        cmd_table_cell(&t, "%s", ranks);
+        cmd_table_cell(&t, "%s", jstr(x, "state"));
+        version_cell(&t, jnum(x, "applied"));
+        cmd_table_cell(&t, "%s", jstr(x, "verdict")[0] != '\0' ? jstr(x, "verdict") : "-");
+    }
+    return cmd_table_print(&t, stdout, 2);
+}
+
+static void worker_row(struct cmd_table *t, const json_t *w)
+{
+    bool source = strcmp(jstr(w, "side"), "source") == 0;
+    cmd_table_cell(t, "%s", jstr(w, "worker"));
+    cmd_table_cell(t, "%s", jstr(w, "side"));
+    cmd_table_cell(t, "%s", jstr(w, "layout_name"));
+    cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "rank"));
+    cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "device"));
+    cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "pid"));
+    cmd_table_cell(t, "%s", source ? "-" : jstr(w, "receive"));
+    cmd_table_cell(t, "%s",
+                   source && strcmp(jstr(w, "state"), "gone") != 0 ? "-" : jstr(w, "state"));
+    version_cell(t, jnum(w, "published"));
+    version_cell(t, jnum(w, "held"));
+    version_cell(t, jnum(w, "applied"));
+    cmd_table_cell(t, "%s", ctl_bytes(jnum(w, "segment_bytes")));
+    cmd_table_cell(t, "%s", jstr(w, "doing")[0] != '\0' ? jstr(w, "doing") : "-");
+}
+
+static int print_workers(const json_t *m)
+{
+    const json_t *workers = json_object_get(m, "workers");
+    if (json_array_size(workers) == 0)
+        return 0;
+    struct cmd_table t;
+    cmd_table_init(&t, "lllrrrllrrrrl");
+    static const char *const heads[] = {"WORKER",  "SIDE",    "LAYOUT", "RANK",      "DEVICE",
+                                        "PID",     "RECEIVE", "STATE",  "PUBLISHED", "HELD",
+                                        "APPLIED", "MEMORY",  "DOING"};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    size_t i;
+    json_t *w;
+    json_array_foreach(workers, i, w) worker_row(&t, w);
+    return cmd_table_print(&t, stdout, 2);
+}
+
+static int print_model(const json_t *m)
+{
+    (void)printf("\nmodel %s\n", jstr(m, "model"));
+    print_committed(m);
+    print_in_flight(m);
+    print_queue(m);
+    print_layouts(m);
+    print_last(m);
+    int r = print_instances(m);
+    return r != 0 ? r : print_workers(m);
+}
+
+static int print_status(const struct ctl *c, const json_t *s)
+{
+    size_t i;
+    json_t *m;
+    int r = 0;
+    print_daemon(s);
+    json_array_foreach(json_object_get(s, "models"), i, m) if (r == 0) r = print_model(m);
+    if (i == 0)
+        (void)printf("\nno model yet\n");
+    return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
+}
+
+int cmd_status(int argc, char **argv)
+{
+    struct ctl c;
+    json_t *status;
+    if (!ctl_begin(&c, "status", usage, NULL, 0, 0, 1, argc, argv))
+        return c.exit;
+    json_t *request = c.n_args > 0 ? json_pack("{ss}", "model", c.args[0]) : json_object();
+    if (ctl_ask(&c, CTL_STATUS, request, &status)) {
+        if (c.json)
+            json_incref(status);
+        c.exit = c.json ? ctl_print_json(&c, status) : print_status(&c, status);
+        json_decref(status);
+    }
+    ctl_end(&c);
+    return c.exit;
+}

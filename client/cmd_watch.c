@@ -1,0 +1,233 @@
+/* reshardctl watch: progress of a refit, live. */
+#include "client/cmd_watch.h"
+
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "client/api.h"
+#include "client/cmd_online.h"
+#include "client/progress.h"
+
+#include "base/banned.h"
+
+static const char *const usage =
+    "usage: reshardctl watch [MODEL [VERSION]] [--follow]\n"
+    "Follows VERSION, or the one in flight, or the next one, to its end: phase, bytes, rate, time\n"
+    "left. Exit 0 where it was committed, 1 where not.\n"
+    "  --follow  goes on with the versions after it, until interrupted\n";
+
+enum { BAR_WIDTH = 30, STREAM_MS = 86400000, POLL_MS = 200, LINE_EVERY_MS = 1000 };
+
+struct screen {
+    bool terminal, json;
+    struct progress progress;
+    char phase[32];
+    uint64_t attempt;
+    uint64_t last_line_ns;
+    bool line_open; /* the terminal's cursor stands in a progress line */
+};
+
+static void line_end(struct screen *s)
+{
+    if (s->line_open)
+        (void)printf("\n");
+    s->line_open = false;
+}
+
+static void print_numbers(const struct screen *s, const json_t *state)
+{
+    const json_t *b = json_object_get(state, "bytes");
+    if (jnum(b, "total") == 0)
+        return;
+    double eta = progress_eta_s(&s->progress), rate = progress_rate(&s->progress);
+    (void)printf("  %5.1f %%  %s of %s", 100 * progress_share(&s->progress),
+                 ctl_bytes(jnum(b, "landed")), ctl_bytes(jnum(b, "total")));
+    if (rate > 0)
+        (void)printf("  %s/s", ctl_bytes((uint64_t)rate));
+    if (eta > 0)
+        (void)printf("  %s left", ctl_ns((uint64_t)(eta * 1e9)));
+}
+
+static void print_words(const json_t *state)
+{
+    const json_t *waiting = json_object_get(state, "waiting_for");
+    size_t n = json_array_size(waiting);
+    if (n > 0)
+        (void)printf("  waiting for %s", json_string_value(json_array_get(waiting, 0)));
+    if (n > 1)
+        (void)printf(" and %zu more", n - 1);
+    if (jstr(state, "reason")[0] != '\0')
+        (void)printf("  %s", jstr(state, "reason"));
+}
+
+static void show_terminal(struct screen *s, const json_t *state)
+{
+    char bar[BAR_WIDTH + 3];
+    (void)printf("\r\033[K");
+    (void)printf("version %llu attempt %llu  %-12s %s", (unsigned long long)jnum(state, "version"),
+                 (unsigned long long)jnum(state, "attempt"), jstr(state, "phase"),
+                 progress_bar(progress_share(&s->progress), BAR_WIDTH, bar));
+    print_numbers(s, state);
+    print_words(state);
+    s->line_open = true;
+}
+
+/* A line at each change of phase, and one a second while bytes move. */
+static void show_plain(struct screen *s, const json_t *state, bool changed)
+{
+    uint64_t now = clock_mono_ns();
+    if (!changed && now - s->last_line_ns < (uint64_t)LINE_EVERY_MS * 1000000)
+        return;
+    s->last_line_ns = now;
+    (void)printf("version %llu attempt %llu  %-12s", (unsigned long long)jnum(state, "version"),
+                 (unsigned long long)jnum(state, "attempt"), jstr(state, "phase"));
+    print_numbers(s, state);
+    print_words(state);
+    (void)printf("\n");
+}
+
+static void show(struct screen *s, const json_t *state)
+{
+    const json_t *b = json_object_get(state, "bytes");
+    bool changed =
+        strcmp(s->phase, jstr(state, "phase")) != 0 || s->attempt != jnum(state, "attempt");
+    (void)snprintf(s->phase, sizeof s->phase, "%s", jstr(state, "phase"));
+    s->attempt = jnum(state, "attempt");
+    progress_add(&s->progress, clock_mono_ns(), jnum(b, "landed"), jnum(b, "total"));
+    if (s->json) {
+        (void)json_dumpf(state, stdout, JSON_COMPACT);
+        (void)printf("\n");
+    } else if (s->terminal) {
+        show_terminal(s, state);
+    } else {
+        show_plain(s, state, changed);
+    }
+    (void)fflush(stdout);
+}
+
+static void summary(struct screen *s, const json_t *state)
+{
+    line_end(s);
+    if (s->json)
+        return;
+    (void)printf("version %llu %s after %s; ", (unsigned long long)jnum(state, "version"),
+                 jstr(state, "phase"), ctl_ns(jnum(state, "elapsed_ns")));
+    cmd_print_bytes(json_object_get(state, "bytes"));
+    (void)printf("\n");
+}
+
+static bool final(const char *phase)
+{
+    return strcmp(phase, "committed") == 0 || strcmp(phase, "aborted") == 0 ||
+           strcmp(phase, "superseded") == 0;
+}
+
+/* 0 where the version is final; its phase is in s->phase. */
+static int follow_stream(struct screen *s, struct rpc_stream *stream, struct err *e)
+{
+    for (;;) {
+        json_t *state;
+        int r = ctl_refit_state(stream, STREAM_MS, &state, e);
+        if (r == 1)
+            return err_set(e, RS_EUNAVAIL, "the daemon ended the stream");
+        if (r != 0)
+            return r;
+        show(s, state);
+        bool end = final(s->phase);
+        if (end)
+            summary(s, state);
+        json_decref(state);
+        if (end)
+            return 0;
+    }
+}
+
+/* Looks for the daemon again for as long as one call may take. */
+static bool reconnect(struct ctl *c, struct screen *s)
+{
+    line_end(s);
+    (void)fprintf(stderr, "reshardctl %s: the daemon is gone; looking for it\n", c->command);
+    link_unref(c->link);
+    c->link = NULL;
+    uint64_t deadline = ctl_deadline(c);
+    while (link_open(c->socket, deadline, &c->link, NULL) != 0) {
+        if (deadline_left_ms(deadline) <= POLL_MS)
+            return false;
+        (void)poll(NULL, 0, POLL_MS);
+    }
+    return true;
+}
+
+int watch_version(struct ctl *c, const char *model, uint64_t version)
+{
+    struct screen s = {.terminal = isatty(STDOUT_FILENO) != 0, .json = c->json};
+    struct err err = {0};
+    int r;
+    if (!ctl_connect(c))
+        return c->exit;
+    do {
+        struct rpc_stream *stream;
+        r = api_watch_refit(link_channel(c->link), model, version, deadline_after_ms(STREAM_MS),
+                            &stream, &err);
+        if (r == 0) {
+            r = follow_stream(&s, stream, &err);
+            rpc_stream_close(stream);
+        }
+    } while ((r == RS_EUNAVAIL || r == RS_EUNAUTH) && reconnect(c, &s));
+    line_end(&s);
+    if (r != 0)
+        return ctl_fail(c, r, &err);
+    return strcmp(s.phase, "committed") == 0 ? CMD_OK : CMD_FAILED;
+}
+
+/* The version in flight, above `after`; waits for one. false: the daemon could not be asked. */
+static bool next_version(struct ctl *c, const char *model, uint64_t after, uint64_t *ret_version)
+{
+    for (;;) {
+        json_t *status;
+        if (!ctl_ask(c, CTL_STATUS, json_pack("{ss}", "model", model), &status))
+            return false;
+        const json_t *m = json_array_get(json_object_get(status, "models"), 0);
+        uint64_t v = jnum(json_object_get(m, "in_flight"), "version");
+        uint64_t ended = jnum(json_object_get(m, "last"), "version");
+        json_decref(status);
+        if (v > after || (after > 0 && ended > after)) {
+            *ret_version = v > after ? v : ended;
+            return true;
+        }
+        (void)poll(NULL, 0, POLL_MS);
+    }
+}
+
+/* The next version after `version` to its end; with on_and_on the ones after it, too. */
+static int follow(struct ctl *c, const char *model, uint64_t version, bool on_and_on)
+{
+    int code;
+    do {
+        if (!next_version(c, model, version, &version))
+            return c->exit;
+        code = watch_version(c, model, version);
+    } while (on_and_on && code <= CMD_FAILED);
+    return code;
+}
+
+int cmd_watch(int argc, char **argv)
+{
+    struct ctl c;
+    bool on_and_on = false;
+    const char *model;
+    uint64_t version;
+    const struct ctl_option own[] = {{"follow", NULL, &on_and_on}};
+    if (!ctl_begin(&c, "watch", usage, own, 1, 0, 2, argc, argv))
+        return c.exit;
+    if (ctl_version(&c, 1, &version) && ctl_model(&c, &model)) {
+        int code = version != 0 ? watch_version(&c, model, version) : CMD_OK;
+        if (version == 0 || (on_and_on && code <= CMD_FAILED))
+            code = follow(&c, model, version, on_and_on);
+        c.exit = cmd_flush("watch", code);
+    }
+    ctl_end(&c);
+    return c.exit;
+}
