@@ -1,0 +1,449 @@
+#include "exec/attempt.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include "base/banned.h"
+
+enum { PROGRESS_MS = 100 };
+
+static const struct sm_state states[] = {
+    [ATTEMPT_PREPARING] = {"preparing",
+                           SM_TO(ATTEMPT_PREPARED) | SM_TO(ATTEMPT_FAILED) | SM_TO(ATTEMPT_ENDING)},
+    [ATTEMPT_PREPARED] = {"prepared",
+                          SM_TO(ATTEMPT_RUNNING) | SM_TO(ATTEMPT_FAILED) | SM_TO(ATTEMPT_ENDING)},
+    [ATTEMPT_RUNNING] = {"running", SM_TO(ATTEMPT_FAILED) | SM_TO(ATTEMPT_ENDING)},
+    [ATTEMPT_FAILED] = {"failed", SM_TO(ATTEMPT_ENDING)},
+    [ATTEMPT_ENDING] = {"ending", 0},
+};
+
+static void move(struct attempt *a, enum attempt_state next)
+{
+    sm_move(&a->sm, (int)next, "model %llx attempt %llu", (unsigned long long)a->model->id,
+            (unsigned long long)a->number);
+}
+
+bool attempt_runs(const struct attempt *a)
+{
+    return a->sm.state == ATTEMPT_RUNNING;
+}
+
+bool attempt_checks(const struct attempt *a, uint32_t cell)
+{
+    return a->verify == WIRE_VERIFY_FULL ||
+           (a->verify == WIRE_VERIFY_SAMPLED &&
+            wire_sampled(a->program.digest, a->program.cells[cell].id));
+}
+
+void attempt_describe(const struct attempt *a, uint32_t cell, uint32_t place, char *ret_text,
+                      size_t capacity)
+{
+    static const char *const sides[] = {"source", "destination", "scratch"};
+    const struct program_cell *c = &a->program.cells[cell];
+    const struct program_place *p = &a->program.places[place];
+    char box[256];
+    (void)snprintf(ret_text, capacity, "tensor %u, box %s, place %u (%s, layout %u, rank %u)",
+                   a->program.tensors[c->tensor].index,
+                   box_text(&a->program.boxes[c->box], box, sizeof(box)), place, sides[p->side],
+                   p->layout, p->rank);
+}
+
+uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_places,
+                         uint32_t capacity)
+{
+    const struct program_item *x = &a->program.items[item];
+    uint32_t n = 0;
+    if (x->places == PROGRAM_NONE)
+        return 0;
+    const uint32_t *list = &a->program.lists[x->places];
+    for (uint32_t i = 1; i <= list[0] && n < capacity; i++) {
+        uint32_t hold = a->held == NULL ? PROGRAM_NONE : prints_hold(&a->program, list[i], x->cell);
+        if (hold == PROGRAM_NONE || a->held[hold] == 0)
+            ret_places[n++] = list[i];
+    }
+    return n;
+}
+
+/* --- stopping --------------------------------------------------------------------------------- */
+
+static void stop_work(struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->program.n_devices; d++) {
+        (void)pump_stop(&a->copiers[d].pump);
+        (void)pump_stop(&a->checkers[d].pump);
+    }
+    transport_abort(a->model->transport);
+}
+
+static bool in_flight(const struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
+        if (a->copiers[d].pump.n_busy > 0 || a->checkers[d].pump.n_busy > 0 ||
+            lane_in_flight(&a->lanes[d]))
+            return true;
+    return !transport_quiesced(a->model->transport);
+}
+
+static void forget(struct attempt *a)
+{
+    a->model->attempt = NULL;
+    attempt_close(a);
+}
+
+void attempt_fail(struct attempt *a, int code, const struct err *e, uint32_t tensor, uint32_t place)
+{
+    if (!sm_can(&a->sm, ATTEMPT_FAILED))
+        return;
+    move(a, ATTEMPT_FAILED);
+    plane_fail(a->plane, &a->request, WIRE_FAILED, code, e, tensor, place);
+    stop_work(a);
+}
+
+/* --- progress --------------------------------------------------------------------------------- */
+
+static void mark(struct attempt *a, uint64_t *at)
+{
+    if (*at != 0)
+        return;
+    *at = clock_mono_ns();
+    a->marks_changed = true;
+}
+
+void attempt_count(struct attempt *a, uint64_t bytes)
+{
+    if (bytes > 0)
+        mark(a, &a->progress.first_byte_ns);
+    a->progress.done_bytes += bytes;
+    a->bytes_changed = true;
+}
+
+/* What attempt.progress counts is local; messages are counted by the transport. */
+static struct wire_progress progress_now(const struct attempt *a)
+{
+    struct wire_progress p = a->progress;
+    for (uint32_t d = 0; d < a->program.n_devices; d++) {
+        struct transport_counters c =
+            transport_counters(a->model->transport, a->program.devices[d].device);
+        p.network_bytes += c.network_received_bytes - a->counted[d].network_received_bytes;
+        p.domain_bytes += c.domain_received_bytes - a->counted[d].domain_received_bytes;
+        p.messages += c.messages - a->counted[d].messages;
+    }
+    return p;
+}
+
+static uint64_t tell_progress(struct attempt *a)
+{
+    uint64_t now = clock_mono_ns(), due = a->told_ns + PROGRESS_MS * UINT64_C(1000000);
+    if (!attempt_runs(a) || (!a->marks_changed && !a->bytes_changed))
+        return UINT64_MAX;
+    if (!a->marks_changed && now < due)
+        return due;
+    struct wire_progress p = progress_now(a);
+    plane_answer(a->plane, &a->request, WIRE_PROGRESS, 0, &p, sizeof(p), -1);
+    a->told_ns = now;
+    a->marks_changed = false;
+    a->bytes_changed = false;
+    return UINT64_MAX;
+}
+
+uint64_t attempts_progress(struct plane *p)
+{
+    uint64_t next = UINT64_MAX;
+    queue_foreach (q, &p->models) {
+        struct attempt *a = container_of(q, struct model, link)->attempt;
+        uint64_t due = a == NULL ? UINT64_MAX : tell_progress(a);
+        next = due < next ? due : next;
+    }
+    return next;
+}
+
+/* --- items ------------------------------------------------------------------------------------ */
+
+static void source_read(struct attempt *a, uint32_t number)
+{
+    const struct program_item *item = &a->program.items[number];
+    uint32_t hold = prints_hold(&a->program, item->from, item->cell), place;
+    bool whole = a->item_skipped[number] == 0 &&
+                 (item->places == PROGRAM_NONE || attempt_targets(a, number, &place, 1) > 0);
+    if (--a->n_reads_left == 0)
+        mark(a, &a->progress.sources_read_ns);
+    if (!whole || !attempt_checks(a, item->cell) || a->item_print[number] == a->hold_prints[hold])
+        return;
+    char text[512];
+    struct err e;
+    attempt_describe(a, item->cell, item->from, text, sizeof(text));
+    int r = err_set(&e, RS_EDATALOSS, "%s: the source changed while it was being sent", text);
+    attempt_fail(a, r, &e, a->program.tensors[a->program.cells[item->cell].tensor].index,
+                 item->from);
+}
+
+static void kick_blocked(struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
+        if (a->copiers[d].pump.n_busy == 0)
+            copier_kick(&a->copiers[d]);
+}
+
+static void item_landed(struct attempt *a, uint32_t number)
+{
+    uint32_t targets[256], n = attempt_targets(a, number, targets, 256);
+    for (uint32_t i = 0; i < n && attempt_runs(a); i++) {
+        uint32_t hold = prints_hold(&a->program, targets[i], a->program.items[number].cell);
+        if (hold != PROGRAM_NONE)
+            verify_landed(a, hold);
+    }
+    if (a->n_landings_left == 0)
+        mark(a, &a->progress.last_byte_ns);
+    else
+        kick_blocked(a);
+}
+
+void attempt_item_done(struct attempt *a, uint32_t number, uint64_t elements)
+{
+    const struct program_item *item = &a->program.items[number];
+    if (!attempt_runs(a) || elements == 0)
+        return;
+    rs_assert(a->item_left[number] >= elements);
+    a->item_left[number] -= elements;
+    if (a->item_left[number] > 0)
+        return;
+    if (item->from != PROGRAM_NONE && a->program.places[item->from].side == PROGRAM_SOURCE)
+        source_read(a, number);
+    if (item->places != PROGRAM_NONE && attempt_runs(a))
+        item_landed(a, number);
+}
+
+/* --- settling --------------------------------------------------------------------------------- */
+
+static bool all_idle(const struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->program.n_devices; d++) {
+        const struct checker *c = &a->checkers[d];
+        if (c->pump.n_busy > 0 || c->n_done < c->n_queued || a->copiers[d].pump.n_busy > 0)
+            return false;
+    }
+    return true;
+}
+
+static void finish_prepare(struct attempt *a)
+{
+    struct err e = {0};
+    int r = verify_published(a, &e);
+    if (r < 0) {
+        attempt_fail(a, r, &e, UINT32_MAX, UINT32_MAX);
+        return;
+    }
+    move(a, ATTEMPT_PREPARED);
+    plane_answer(a->plane, &a->request, WIRE_PREPARED, 0, NULL, 0, -1);
+}
+
+static bool all_done(const struct attempt *a)
+{
+    if (a->n_landings_left > 0 || a->n_checks_left > 0 || a->n_reads_left > 0 || !all_idle(a))
+        return false;
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
+        if (!lane_done(&a->lanes[d]) || a->copiers[d].landed < a->copiers[d].end)
+            return false;
+    return true;
+}
+
+static void finish_staged(struct attempt *a)
+{
+    mark(a, &a->progress.sources_read_ns);
+    mark(a, &a->progress.last_byte_ns);
+    mark(a, &a->progress.verified_ns);
+    struct wire_progress p = progress_now(a);
+    plane_answer_table(a->plane, &a->request, WIRE_STAGED, &p, sizeof(p), a->hold_prints,
+                       a->program.n_holds);
+    forget(a);
+}
+
+static void finish_ending(struct attempt *a)
+{
+    struct plane *p = a->plane;
+    struct wire_header h = a->ending;
+    bool tell = a->tell_ending;
+    forget(a);
+    if (tell)
+        plane_answer(p, &h, WIRE_QUIESCED, 0, NULL, 0, -1);
+}
+
+void attempt_settle(struct attempt *a)
+{
+    if (a->n_holders > 0)
+        return;
+    if (a->sm.state == ATTEMPT_PREPARING && all_idle(a))
+        finish_prepare(a);
+    else if (a->sm.state == ATTEMPT_RUNNING && all_done(a))
+        finish_staged(a);
+    else if (a->sm.state == ATTEMPT_ENDING && !in_flight(a))
+        finish_ending(a);
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+struct model *plane_model(struct plane *p, uint64_t id)
+{
+    queue_foreach (q, &p->models) {
+        struct model *m = container_of(q, struct model, link);
+        if (m->id == id)
+            return m;
+    }
+    return NULL;
+}
+
+static struct model *model_get(struct plane *p, uint64_t id)
+{
+    struct model *m = plane_model(p, id);
+    if (m != NULL)
+        return m;
+    m = mem_zalloc(sizeof(*m));
+    if (m == NULL)
+        return NULL;
+    m->id = id;
+    queue_push(&p->models, &m->link);
+    return m;
+}
+
+static int prepare(struct plane *p, struct wire_packet *packet, struct err *e)
+{
+    struct model *m = model_get(p, packet->header.model);
+    struct attempt *a = mem_zalloc(sizeof(*a));
+    if (m == NULL || a == NULL) {
+        mem_free(a);
+        return err_set(e, RS_ENOMEM, "out of memory");
+    }
+    if (m->attempt != NULL) {
+        mem_free(a);
+        return err_set(e, RS_EPRECOND, "attempt %llu is not over",
+                       (unsigned long long)m->attempt->number);
+    }
+    a->plane = p;
+    a->model = m;
+    a->request = packet->header;
+    a->number = packet->header.attempt;
+    a->epoch = packet->header.epoch;
+    sm_init(&a->sm, states, ATTEMPT_PREPARING);
+    int r = attempt_open(a, packet, e);
+    if (r < 0) {
+        attempt_close(a);
+        return r;
+    }
+    m->attempt = a;
+    a->n_holders++;
+    verify_sources(a);
+    a->n_holders--;
+    attempt_settle(a);
+    return 0;
+}
+
+void attempt_prepare(struct plane *p, struct wire_packet *packet)
+{
+    struct err e = {0};
+    int r = plane_lease_holds(p) ? prepare(p, packet, &e)
+                                 : err_set(&e, RS_EDEADLINE, "the lease has run out");
+    if (r < 0) {
+        (void)err_prefix(&e, r, "prepare attempt %llu", (unsigned long long)packet->header.attempt);
+        plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+    }
+}
+
+/* The attempt that the message is about; NULL where it is not the current one. */
+static struct attempt *current(struct plane *p, const struct wire_header *h)
+{
+    struct model *m = plane_model(p, h->model);
+    struct attempt *a = m == NULL ? NULL : m->attempt;
+    return a != NULL && a->number == h->attempt && a->epoch == h->epoch ? a : NULL;
+}
+
+/* Holds that need no transfer are checked from the start. */
+static void check_held(struct attempt *a)
+{
+    for (uint32_t i = 0; i < a->program.n_holds && a->held != NULL; i++) {
+        const struct program_hold *h = &a->program.holds[i];
+        if (a->held[i] != 0 && a->program.places[h->place].side == PROGRAM_DESTINATION &&
+            program_cell_elements(&a->program, h->cell) > 0 && attempt_checks(a, h->cell))
+            checker_add(a, i);
+    }
+}
+
+static void run(struct attempt *a)
+{
+    a->n_holders++;
+    check_held(a);
+    for (uint32_t d = 0; d < a->program.n_devices; d++) {
+        a->counted[d] = transport_counters(a->model->transport, a->program.devices[d].device);
+        checker_kick(&a->checkers[d]);
+        lane_kick(&a->lanes[d]);
+        copier_kick(&a->copiers[d]);
+    }
+    a->n_holders--;
+    attempt_settle(a);
+}
+
+void attempt_start(struct plane *p, struct wire_packet *packet)
+{
+    struct attempt *a = current(p, &packet->header);
+    if (a == NULL || a->sm.state != ATTEMPT_PREPARED) {
+        struct err e = {0};
+        int r = a == NULL ? RS_EABORTED : RS_EPRECOND;
+        (void)err_set(&e, r, "start attempt %llu: it is %s",
+                      (unsigned long long)packet->header.attempt,
+                      a == NULL ? "not the current one" : sm_name(&a->sm));
+        plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+        return;
+    }
+    a->request = packet->header;
+    move(a, ATTEMPT_RUNNING);
+    run(a);
+}
+
+static void end(struct attempt *a)
+{
+    if (a->sm.state != ATTEMPT_FAILED)
+        stop_work(a);
+    move(a, ATTEMPT_ENDING);
+}
+
+/* Of an attempt that is not here nothing moves: that is the answer. */
+void attempt_abort(struct plane *p, struct wire_packet *packet)
+{
+    struct attempt *a = current(p, &packet->header);
+    if (a == NULL) {
+        plane_answer(p, &packet->header, WIRE_QUIESCED, 0, NULL, 0, -1);
+        return;
+    }
+    a->ending = packet->header;
+    a->tell_ending = true;
+    if (a->sm.state != ATTEMPT_ENDING)
+        end(a);
+    attempt_settle(a);
+}
+
+void attempts_lease_lost(struct plane *p)
+{
+    queue_foreach (q, &p->models) {
+        struct attempt *a = container_of(q, struct model, link)->attempt;
+        struct err e;
+        (void)err_set(&e, RS_EDEADLINE, "the lease has run out");
+        if (a != NULL)
+            attempt_fail(a, RS_EDEADLINE, &e, UINT32_MAX, UINT32_MAX);
+    }
+}
+
+bool attempts_stop(struct plane *p)
+{
+    bool quiet = true;
+    queue_foreach (q, &p->models) {
+        struct model *m = container_of(q, struct model, link);
+        if (m->attempt != NULL && m->attempt->sm.state != ATTEMPT_ENDING)
+            end(m->attempt);
+        if (m->attempt != NULL)
+            attempt_settle(m->attempt);
+        quiet = quiet && m->attempt == NULL;
+    }
+    return quiet;
+}

@@ -1,0 +1,476 @@
+/* What PREPARE proves and allocates. Nothing is written to a worker's memory here. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "exec/attempt.h"
+
+#include "base/banned.h"
+
+/* --- program and tables ----------------------------------------------------------------------- */
+
+static int open_program(struct attempt *a, const struct wire_packet *packet, struct err *e)
+{
+    int r = wire_map_fd(packet->fds[0], &a->data, &a->data_bytes, e);
+    if (r == 0)
+        r = program_open(a->data, a->data_bytes, &a->program, e);
+    if (r < 0)
+        return err_prefix(e, r, "program");
+    const struct program *p = &a->program;
+    const struct wire_hello *h = &a->plane->hello;
+    if (p->n_devices > a->plane->n_devices)
+        return err_set(e, RS_EINVAL, "program for %u devices: there are %u", p->n_devices,
+                       a->plane->n_devices);
+    if (p->ring_slots == 0 || p->ring_slots > h->ring_slots || p->chunk_bytes > h->slot_bytes)
+        return err_set(e, RS_EEXHAUSTED,
+                       "staging of %u slots of %llu bytes: %u of %llu are the most", p->ring_slots,
+                       (unsigned long long)p->chunk_bytes, h->ring_slots,
+                       (unsigned long long)h->slot_bytes);
+    return 0;
+}
+
+static int read_index(struct attempt *a, const struct wire_packet *packet, uint32_t n_layouts,
+                      struct err *e)
+{
+    const void *data;
+    size_t n_bytes, n = a->program.n_tensors;
+    int r = wire_map_fd(packet->fds[1], &data, &n_bytes, e);
+    if (r < 0)
+        return err_prefix(e, r, "tensor indices");
+    if (n_bytes / sizeof(uint32_t) != n * n_layouts || n_bytes % sizeof(uint32_t) != 0)
+        r = err_set(e, RS_EPROTO, "tensor indices: %zu bytes for %u layouts of %zu tensors",
+                    n_bytes, n_layouts, n);
+    if (r == 0 && (a->index = mem_calloc(n * (n_layouts + 1U), sizeof(*a->index))) == NULL)
+        r = err_set(e, RS_ENOMEM, "out of memory");
+    if (r == 0) {
+        for (size_t t = 0; t < n; t++)
+            a->index[t] = a->program.tensors[t].index;
+        memcpy(a->index + n, data, n_bytes);
+    }
+    wire_unmap(data, n_bytes);
+    return r;
+}
+
+static int read_held(struct attempt *a, const struct wire_packet *packet, struct err *e)
+{
+    const void *data;
+    size_t n_bytes;
+    int r = wire_map_fd(packet->fds[2], &data, &n_bytes, e);
+    if (r < 0)
+        return err_prefix(e, r, "held");
+    if (n_bytes != a->program.n_holds)
+        r = err_set(e, RS_EPROTO, "held: %zu bytes for %u holds", n_bytes, a->program.n_holds);
+    else if ((a->held = mem_alloc(n_bytes)) == NULL)
+        r = err_set(e, RS_ENOMEM, "out of memory");
+    else
+        memcpy(a->held, data, n_bytes);
+    wire_unmap(data, n_bytes);
+    return r;
+}
+
+/* --- places ----------------------------------------------------------------------------------- */
+
+static int open_place(struct attempt *a, uint32_t number, const struct wire_place *w,
+                      uint32_t n_layouts, struct err *e)
+{
+    const struct program_place *pp = &a->program.places[number];
+    struct place *place = &a->places[number];
+    if (pp->device >= a->program.n_devices)
+        return err_set(e, RS_EPROTO, "device %u", pp->device);
+    *place = (struct place){.plane = a->plane,
+                            .program = &a->program,
+                            .memory = w->memory,
+                            .device = pp->device,
+                            .index = a->index};
+    if (pp->side == PROGRAM_SCRATCH)
+        return 0;
+    if (pp->side == PROGRAM_DESTINATION) {
+        if (pp->layout >= n_layouts)
+            return err_set(e, RS_EPROTO, "destination layout %u: %u came", pp->layout, n_layouts);
+        place->index += (size_t)a->program.n_tensors * (pp->layout + 1U);
+    }
+    struct worker *worker = worker_find(a->plane, w->worker);
+    if (worker == NULL || worker->unbinding)
+        return err_set(e, RS_EPRECOND, "worker %llx is not here", (unsigned long long)w->worker);
+    if (worker->device != pp->device)
+        return err_set(e, RS_EPRECOND, "worker %llx is on device %u, the plan says %u",
+                       (unsigned long long)w->worker, worker->device, pp->device);
+    if (w->memory > WIRE_SHADOW || worker->bindings[w->memory] == NULL)
+        return err_set(e, RS_EPRECOND, "worker %llx has no %s memory bound",
+                       (unsigned long long)w->worker, w->memory == WIRE_LIVE ? "live" : "shadow");
+    worker->uses++;
+    place->worker = worker;
+    return prints_check_holds(&a->program, place, number, e);
+}
+
+static int open_places(struct attempt *a, const struct wire_packet *packet,
+                       const struct wire_prepare *m, struct err *e)
+{
+    const uint8_t *at = (const uint8_t *)packet->body + sizeof(*m);
+    if (m->n_places != a->program.n_places)
+        return err_set(e, RS_EPROTO, "%u places: the program has %u", m->n_places,
+                       a->program.n_places);
+    a->places = mem_calloc(m->n_places, sizeof(*a->places));
+    if (a->places == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    for (uint32_t i = 0; i < m->n_places; i++) {
+        struct wire_place w;
+        memcpy(&w, at + i * sizeof(w), sizeof(w));
+        int r = open_place(a, i, &w, m->n_layouts, e);
+        if (r < 0)
+            return err_prefix(e, r, "place %u", i);
+    }
+    return 0;
+}
+
+/* --- items ------------------------------------------------------------------------------------ */
+
+static int check_scratch(const struct attempt *a, uint32_t cell, struct err *e)
+{
+    const struct program_cell *c = &a->program.cells[cell];
+    const struct program_tensor *t = &a->program.tensors[c->tensor];
+    struct box whole = box_whole(t->n_dims, t->shape);
+    uint64_t bytes = box_elements(&whole) * dtype_bytes(c->wire);
+    if (t->scratch_offset > a->program.scratch_bytes ||
+        bytes > a->program.scratch_bytes - t->scratch_offset)
+        return err_set(e, RS_EPROTO, "tensor %u leaves the scratch", t->index);
+    return 0;
+}
+
+/* What an item reads or writes is scratch, or a hold: those have been checked. */
+static int check_end(const struct attempt *a, uint32_t place, uint32_t cell, struct err *e)
+{
+    if (place >= a->program.n_places)
+        return err_set(e, RS_EPROTO, "item of place %u", place);
+    if (a->program.places[place].side == PROGRAM_SCRATCH)
+        return check_scratch(a, cell, e);
+    if (prints_hold(&a->program, place, cell) == PROGRAM_NONE)
+        return err_set(e, RS_EPROTO, "item of a cell that place %u does not hold", place);
+    return 0;
+}
+
+static int check_item(struct attempt *a, uint32_t number, uint64_t *covered, struct err *e)
+{
+    const struct program_item *item = &a->program.items[number];
+    int r = item->from == PROGRAM_NONE ? 0 : check_end(a, item->from, item->cell, e);
+    if (r < 0 || item->places == PROGRAM_NONE)
+        return r;
+    const uint32_t *list = &a->program.lists[item->places];
+    for (uint32_t i = 1; i <= list[0] && r == 0; i++) {
+        r = check_end(a, list[i], item->cell, e);
+        if (r == 0 && a->program.places[list[i]].side == PROGRAM_SOURCE)
+            r = err_set(e, RS_EPROTO, "item that writes to source place %u", list[i]);
+        if (r == 0 && a->program.places[list[i]].side == PROGRAM_DESTINATION)
+            ++*covered;
+    }
+    if (r == 0 && list[0] > 256)
+        r = err_set(e, RS_EEXHAUSTED, "item with %u places: 256 are the most", list[0]);
+    return r;
+}
+
+static bool destination_hold(const struct attempt *a, uint32_t hold)
+{
+    return a->program.places[a->program.holds[hold].place].side == PROGRAM_DESTINATION;
+}
+
+/* Counts what is to happen, and proves that the items bring every destination hold. */
+static int count_work(struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    uint64_t covered = 0, wanted = 0;
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        uint64_t n = program_cell_elements(p, p->items[i].cell);
+        int r = check_item(a, i, n > 0 ? &covered : &(uint64_t){0}, e);
+        if (r < 0)
+            return err_prefix(e, r, "item %u", i);
+        a->item_left[i] = n;
+        if (n > 0 && p->items[i].from != PROGRAM_NONE &&
+            p->places[p->items[i].from].side == PROGRAM_SOURCE)
+            a->n_reads_left++;
+    }
+    for (uint32_t i = 0; i < p->n_holds; i++) {
+        uint64_t bytes = program_cell_bytes(p, p->holds[i].cell);
+        if (!destination_hold(a, i) || bytes == 0)
+            continue;
+        wanted++;
+        bool held = a->held != NULL && a->held[i] != 0;
+        *(held ? &a->progress.skipped_bytes : &a->progress.total_bytes) += bytes;
+        a->n_landings_left += held ? 0 : 1;
+        a->n_checks_left += attempt_checks(a, p->holds[i].cell) ? 1 : 0;
+    }
+    if (covered != wanted)
+        return err_set(e, RS_EPROTO, "items bring %llu cells to destinations, which hold %llu",
+                       (unsigned long long)covered, (unsigned long long)wanted);
+    return 0;
+}
+
+/* --- what is held already --------------------------------------------------------------------- */
+
+/* Index of the local receiving stream with that order; PROGRAM_NONE. */
+static uint32_t receiving_stream(const struct program *p, uint32_t order)
+{
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        if (p->streams[s].order == order && p->streams[s].send == 0)
+            return s;
+    return PROGRAM_NONE;
+}
+
+static bool all_held(const struct attempt *a, uint32_t item)
+{
+    uint32_t place;
+    const uint32_t *list = &a->program.lists[a->program.items[item].places];
+    for (uint32_t i = 1; i <= list[0]; i++)
+        if (a->program.places[list[i]].side == PROGRAM_SCRATCH)
+            return false;
+    return attempt_targets(a, item, &place, 1) == 0;
+}
+
+/* True where every item with bytes in [begin, end) of the stream is held by all its takers. */
+static bool range_held(const struct attempt *a, const struct program_stream *s, uint64_t begin,
+                       uint64_t end)
+{
+    uint64_t at = 0;
+    for (uint32_t i = s->first_item; i < s->first_item + s->n_items && at < end; i++) {
+        uint64_t bytes = program_cell_bytes(&a->program, a->program.items[i].cell);
+        if (at + bytes > begin && bytes > 0 && !all_held(a, i))
+            return false;
+        at += bytes;
+    }
+    return true;
+}
+
+/* A message is left out at both ends where its takers hold all of it. Both ends are on this node:
+ * the sender looks at the receiver's stream. */
+static int skip_held(struct attempt *a)
+{
+    const struct program *p = &a->program;
+    uint32_t *partner = mem_calloc(p->n_streams, sizeof(*partner));
+    a->message_skip = mem_zalloc(p->n_messages);
+    if (partner == NULL || a->message_skip == NULL) {
+        mem_free(partner);
+        return RS_ENOMEM;
+    }
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        partner[s] = p->streams[s].send == 0 ? s : receiving_stream(p, p->streams[s].order);
+    for (uint32_t i = 0; i < p->n_messages; i++) {
+        uint32_t s = partner[p->messages[i].stream];
+        a->message_skip[i] =
+            s != PROGRAM_NONE &&
+            range_held(a, &p->streams[s], p->messages[i].begin, p->messages[i].end);
+    }
+    mem_free(partner);
+    return 0;
+}
+
+/* --- memory and links ------------------------------------------------------------------------- */
+
+static int open_tables(struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    a->item_left = mem_calloc(p->n_items, sizeof(*a->item_left));
+    a->item_print = mem_calloc(p->n_items, sizeof(*a->item_print));
+    a->item_skipped = mem_zalloc(p->n_items);
+    a->hold_prints = mem_calloc(p->n_holds, sizeof(*a->hold_prints));
+    a->hold_state = mem_zalloc(p->n_holds);
+    a->cell_prints = mem_calloc(p->n_cells, sizeof(*a->cell_prints));
+    a->cell_known = mem_zalloc(p->n_cells);
+    a->counted = mem_calloc(p->n_devices, sizeof(*a->counted));
+    a->cursors = mem_calloc(p->n_streams, sizeof(*a->cursors));
+    a->copiers = mem_calloc(p->n_devices, sizeof(*a->copiers));
+    a->checkers = mem_calloc(p->n_devices, sizeof(*a->checkers));
+    a->lanes = mem_calloc(p->n_devices, sizeof(*a->lanes));
+    if (a->item_left == NULL || a->item_print == NULL || a->item_skipped == NULL ||
+        a->hold_prints == NULL || a->hold_state == NULL || a->cell_prints == NULL ||
+        a->cell_known == NULL || a->counted == NULL || a->cursors == NULL || a->copiers == NULL ||
+        a->checkers == NULL || a->lanes == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory for %u items and %u holds", p->n_items,
+                       p->n_holds);
+    return 0;
+}
+
+static int open_parts(struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        a->cursors[s].item = p->streams[s].first_item;
+    for (uint32_t d = 0; d < p->n_devices; d++) {
+        uint32_t n_holds = 0;
+        for (uint32_t i = 0; i < p->n_holds; i++)
+            n_holds += p->places[p->holds[i].place].device == d ? 1 : 0;
+        copier_init(&a->copiers[d], a, d);
+        int r = checker_init(&a->checkers[d], a, d, n_holds);
+        if (r == 0)
+            r = lane_init(&a->lanes[d], a, d, a->cursors);
+        if (r < 0)
+            return err_set(e, r, "device %u: %s", d, err_name(r));
+    }
+    return 0;
+}
+
+/* Grows a buffer of the device; what it held is lost. */
+static int reserve(struct device *d, uint8_t **buffer, size_t *have, uint64_t need, struct err *e)
+{
+    void *p;
+    if (need <= *have)
+        return 0;
+    if (*have > 0)
+        device_free(d, *buffer, *have);
+    *buffer = NULL;
+    *have = 0;
+    int r = device_alloc(d, need, &p, e);
+    if (r < 0)
+        return r;
+    *buffer = p;
+    *have = need;
+    return 0;
+}
+
+static int open_devices(struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    for (uint32_t i = 0; i < p->n_devices; i++) {
+        struct plane_device *d = &a->plane->devices[i];
+        if (d->user != NULL)
+            return err_set(e, RS_EPRECOND, "device %u is used by attempt %llu of model %llx", i,
+                           (unsigned long long)d->user->number,
+                           (unsigned long long)d->user->model->id);
+        int r = device_error(d->device, e);
+        if (r == 0 && p->devices[i].n_messages > 0)
+            r = reserve(d->device, &d->ring, &d->ring_bytes, p->ring_slots * p->chunk_bytes, e);
+        if (r == 0)
+            r = reserve(d->device, &d->scratch, &d->scratch_bytes, p->scratch_bytes, e);
+        if (r < 0)
+            return err_prefix(e, r, "device %u", i);
+        d->user = a;
+    }
+    for (uint32_t i = 0; i < p->n_places; i++)
+        a->places[i].scratch = a->plane->devices[a->places[i].device].scratch;
+    return 0;
+}
+
+static bool same_links(const struct model *m, const struct attempt *a)
+{
+    if (m->transport == NULL || m->epoch != a->epoch ||
+        m->n_plan_devices != a->program.n_plan_devices)
+        return false;
+    for (uint32_t i = 0; i < PLANE_MAX_DEVICES; i++)
+        if (m->plan_device[i] !=
+            (i < a->program.n_devices ? a->program.devices[i].device : UINT32_MAX))
+            return false;
+    return true;
+}
+
+/* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
+static int open_transport(struct attempt *a, struct err *e)
+{
+    struct model *m = a->model;
+    const struct program *p = &a->program;
+    if (same_links(m, a))
+        return 0;
+    struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
+    if (devices == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    memset(m->plan_device, 0xFF, sizeof(m->plan_device));
+    for (uint32_t i = 0; i < p->n_devices; i++) {
+        m->plan_device[i] = p->devices[i].device;
+        devices[p->devices[i].device] = a->plane->devices[i].device;
+    }
+    transport_close(m->transport);
+    m->transport = NULL;
+    const struct wire_hello *h = &a->plane->hello;
+    struct transport_mem_options options = {.network_bytes_per_s = h->network_bytes_per_s,
+                                            .domain_bytes_per_s = h->domain_bytes_per_s,
+                                            .seed = h->host_seed,
+                                            .max_delay_us = h->host_max_delay_us};
+    int r = transport_mem_open(devices, p->n_plan_devices, a->epoch, &options, &m->transport, e);
+    mem_free(devices);
+    m->epoch = a->epoch;
+    m->n_plan_devices = p->n_plan_devices;
+    return r;
+}
+
+static int check_peers(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++) {
+        bool local = false;
+        for (uint32_t d = 0; d < p->n_devices; d++)
+            local = local || p->devices[d].device == p->streams[s].peer;
+        if (!local)
+            return err_set(e, RS_EPRECOND,
+                           "device %u of the plan is on another node, and the in-memory transport "
+                           "does not reach it",
+                           p->streams[s].peer);
+    }
+    return 0;
+}
+
+int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
+{
+    struct wire_prepare m;
+    if (packet->header.body_bytes < sizeof(m))
+        return err_set(e, RS_EPROTO, "body of %u bytes", packet->header.body_bytes);
+    memcpy(&m, packet->body, sizeof(m));
+    if (packet->header.body_bytes - sizeof(m) != (uint64_t)m.n_places * sizeof(struct wire_place) ||
+        packet->n_fds != (m.has_held != 0 ? 3U : 2U) || m.verify > WIRE_VERIFY_FULL ||
+        m.n_layouts > WIRE_MAX_BYTES)
+        return err_set(e, RS_EPROTO, "its body, table and descriptors do not fit together");
+    if (m.deadline_ns != 0 && clock_mono_ns() > m.deadline_ns)
+        return err_set(e, RS_EDEADLINE, "it came after its deadline");
+    a->verify = (enum wire_verify)m.verify;
+    int r = open_program(a, packet, e);
+    if (r == 0)
+        r = read_index(a, packet, m.n_layouts, e);
+    if (r == 0 && m.has_held != 0)
+        r = read_held(a, packet, e);
+    if (r == 0)
+        r = open_places(a, packet, &m, e);
+    if (r == 0)
+        r = open_tables(a, e);
+    if (r == 0)
+        r = count_work(a, e);
+    if (r == 0 && a->held != NULL)
+        r = skip_held(a);
+    if (r == 0)
+        r = check_peers(a, e);
+    if (r == 0)
+        r = open_devices(a, e);
+    if (r == 0)
+        r = open_parts(a, e);
+    if (r == 0)
+        r = open_transport(a, e);
+    return r == 0 ? transport_begin(a->model->transport, a->number, e) : r;
+}
+
+void attempt_close(struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->plane->n_devices; d++)
+        if (a->plane->devices[d].user == a)
+            a->plane->devices[d].user = NULL;
+    for (uint32_t d = 0; d < a->program.n_devices && a->lanes != NULL; d++)
+        lane_close(&a->lanes[d]);
+    for (uint32_t d = 0; d < a->program.n_devices && a->checkers != NULL; d++)
+        mem_free(a->checkers[d].queue);
+    for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
+        if (a->places[i].worker != NULL)
+            worker_release(a->plane, (struct worker *)(uintptr_t)a->places[i].worker);
+    mem_free(a->item_left);
+    mem_free(a->item_print);
+    mem_free(a->item_skipped);
+    mem_free(a->message_skip);
+    mem_free(a->hold_prints);
+    mem_free(a->hold_state);
+    mem_free(a->cell_prints);
+    mem_free(a->cell_known);
+    mem_free(a->counted);
+    mem_free(a->cursors);
+    mem_free(a->copiers);
+    mem_free(a->checkers);
+    mem_free(a->lanes);
+    mem_free(a->places);
+    mem_free(a->held);
+    mem_free(a->index);
+    if (a->data != NULL)
+        wire_unmap(a->data, a->data_bytes);
+    mem_free(a);
+}

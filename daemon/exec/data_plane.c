@@ -1,0 +1,359 @@
+#include "exec/data_plane.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "exec/plane.h"
+
+#include "base/banned.h"
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+void plane_answer(struct plane *p, const struct wire_header *request, enum wire_type type, int code,
+                  const void *body, size_t body_bytes, int fd)
+{
+    struct wire_header h = *request;
+    h.type = (uint32_t)type;
+    h.code = code;
+    h.incarnation = p->incarnation;
+    (void)wire_send(p->socket, &h, body, body_bytes, NULL, 0, &fd, fd >= 0 ? 1 : 0, NULL);
+}
+
+void plane_fail(struct plane *p, const struct wire_header *request, enum wire_type type, int code,
+                const struct err *e, uint32_t tensor, uint32_t place)
+{
+    struct wire_failure f;
+    if (code == 0) {
+        plane_answer(p, request, type, 0, NULL, 0, -1);
+        return;
+    }
+    memset(&f, 0, sizeof(f));
+    f.tensor = tensor;
+    f.place = place;
+    (void)snprintf(f.text, sizeof(f.text), "%s", err_text(e, code));
+    plane_answer(p, request, type, code, &f, sizeof(f), -1);
+}
+
+void plane_answer_table(struct plane *p, const struct wire_header *request, enum wire_type type,
+                        const void *body, size_t body_bytes, const uint64_t *table, size_t n)
+{
+    struct err e = {0};
+    int fd = wire_memfd("fingerprints", table, n * sizeof(*table), &e);
+    if (fd < 0) {
+        plane_fail(p, request, WIRE_FAILED, fd, &e, UINT32_MAX, UINT32_MAX);
+        return;
+    }
+    plane_answer(p, request, type, 0, body, body_bytes, fd);
+    (void)close(fd);
+}
+
+bool plane_lease_holds(const struct plane *p)
+{
+    return p->lease_ns == 0 || clock_mono_ns() < p->lease_ns;
+}
+
+/* --- HELLO ------------------------------------------------------------------------------------ */
+
+static int open_streams(struct plane_device *d, struct err *e)
+{
+    struct {
+        const char *name;
+        struct device_stream **stream;
+    } all[] = {{"pack", &d->pack},
+               {"net", &d->net},
+               {"unpack", &d->unpack},
+               {"copy", &d->copy},
+               {"check", &d->check}};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        int r = device_stream_new(d->device, all[i].name, all[i].stream, e);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static void device_shut(struct plane_device *d)
+{
+    struct device_stream *streams[] = {d->pack, d->net, d->unpack, d->copy, d->check};
+    for (size_t i = 0; i < sizeof(streams) / sizeof(streams[0]); i++)
+        if (streams[i] != NULL)
+            device_stream_free(streams[i]);
+    if (d->ring_bytes > 0)
+        device_free(d->device, d->ring, d->ring_bytes);
+    if (d->scratch_bytes > 0)
+        device_free(d->device, d->scratch, d->scratch_bytes);
+    if (d->bounce != NULL)
+        device_free(d->device, d->bounce, BOUNCE_BYTES);
+    device_close(d->device);
+}
+
+static int hello_check(const struct plane *p, const struct wire_packet *packet,
+                       struct wire_hello *ret, struct err *e)
+{
+    if (p->ready)
+        return err_set(e, RS_EPRECOND, "HELLO has been said");
+    if (packet->header.body_bytes != sizeof(*ret))
+        return err_set(e, RS_EPROTO, "HELLO of %u bytes", packet->header.body_bytes);
+    memcpy(ret, packet->body, sizeof(*ret));
+    ret->backend[sizeof(ret->backend) - 1] = '\0';
+    if (strcmp(ret->backend, "host") != 0)
+        return err_set(e, RS_EUNIMPL, "backend '%s': this build has 'host'", ret->backend);
+    if (ret->n_devices == 0 || ret->n_devices > PLANE_MAX_DEVICES || ret->ring_slots == 0 ||
+        ret->ring_slots > PLANE_MAX_SLOTS || ret->slot_bytes == 0 ||
+        ret->slot_bytes > (UINT64_C(1) << 32))
+        return err_set(e, RS_EINVAL, "%u devices with %u slots of %llu bytes", ret->n_devices,
+                       ret->ring_slots, (unsigned long long)ret->slot_bytes);
+    return 0;
+}
+
+static int hello(struct plane *p, const struct wire_packet *packet, struct err *e)
+{
+    struct wire_hello h;
+    int r = hello_check(p, packet, &h, e);
+    if (r < 0)
+        return r;
+    p->devices = mem_calloc(h.n_devices, sizeof(*p->devices));
+    if (p->devices == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    struct device_host_options options = {.seed = h.host_seed, .max_delay_us = h.host_max_delay_us};
+    for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
+        r = device_host_open(i, &options, &p->devices[i].device, e);
+        if (r == 0) {
+            p->n_devices = i + 1;
+            r = open_streams(&p->devices[i], e);
+        }
+    }
+    if (r < 0) {
+        while (p->n_devices > 0)
+            device_shut(&p->devices[--p->n_devices]);
+        mem_free(p->devices);
+        p->devices = NULL;
+        return r;
+    }
+    p->hello = h;
+    p->incarnation = packet->header.incarnation;
+    p->ready = true;
+    return 0;
+}
+
+static void on_hello(struct plane *p, struct wire_packet *packet)
+{
+    struct err e = {0};
+    int r = hello(p, packet, &e);
+    plane_fail(p, &packet->header, r < 0 ? WIRE_FAILED : WIRE_READY, r, &e, UINT32_MAX, UINT32_MAX);
+}
+
+static void on_lease(struct plane *p, struct wire_packet *packet)
+{
+    struct wire_lease m;
+    if (packet->header.body_bytes != sizeof(m))
+        return;
+    memcpy(&m, packet->body, sizeof(m));
+    p->lease_ns = m.until_ns;
+}
+
+static void on_stop(struct plane *p, struct wire_packet *packet)
+{
+    (void)packet;
+    p->stop = true;
+}
+
+/* --- dispatch --------------------------------------------------------------------------------- */
+
+static void (*const handlers[])(struct plane *p, struct wire_packet *packet) = {
+    [WIRE_HELLO] = on_hello,       [WIRE_MAP] = worker_map,          [WIRE_BIND] = worker_bind,
+    [WIRE_UNBIND] = worker_unbind, [WIRE_PUBLISH] = errand_start,    [WIRE_APPLY] = errand_start,
+    [WIRE_CHECK] = errand_start,   [WIRE_PREPARE] = attempt_prepare, [WIRE_START] = attempt_start,
+    [WIRE_ABORT] = attempt_abort,  [WIRE_LEASE] = on_lease,          [WIRE_STOP] = on_stop,
+};
+
+static void refuse(struct plane *p, const struct wire_packet *packet, int code, const char *why)
+{
+    struct err e;
+    (void)err_set(&e, code, "%s: %s", wire_type_name(packet->header.type), why);
+    plane_fail(p, &packet->header, WIRE_FAILED, code, &e, UINT32_MAX, UINT32_MAX);
+}
+
+static void dispatch(struct plane *p, struct wire_packet *packet)
+{
+    uint32_t type = packet->header.type;
+    if (type >= sizeof(handlers) / sizeof(handlers[0]) || handlers[type] == NULL)
+        refuse(p, packet, RS_EPROTO, "no message of the control process");
+    else if (type != WIRE_HELLO && type != WIRE_STOP && !p->ready)
+        refuse(p, packet, RS_EPRECOND, "HELLO comes first");
+    else if (type != WIRE_HELLO && p->ready && packet->header.incarnation != p->incarnation)
+        refuse(p, packet, RS_EABORTED, "of another incarnation");
+    else
+        handlers[type](p, packet);
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+/* Any thread, under the mailbox's lock. */
+static void wake(void *arg)
+{
+    uint64_t one = 1;
+    ssize_t n = write(((struct plane *)arg)->wake_fd, &one, sizeof(one));
+    (void)n; /* a full counter wakes as well */
+}
+
+static void drain(struct plane *p)
+{
+    uint64_t n;
+    ssize_t got = read(p->wake_fd, &n, sizeof(n));
+    (void)got;
+    (void)mailbox_drain(&p->mailbox);
+}
+
+static void check_lease(struct plane *p)
+{
+    if (plane_lease_holds(p))
+        return;
+    attempts_lease_lost(p);
+    errands_stop(p);
+}
+
+static void receive(struct plane *p, struct wire_packet *packet)
+{
+    struct err e = {0};
+    int r = wire_receive(p->socket, packet, &e);
+    if (r == 0) {
+        dispatch(p, packet);
+        wire_packet_close(packet);
+    } else if (r == RS_EPROTO) {
+        struct wire_header none = {0};
+        plane_fail(p, &none, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+    } else if (r < 0) {
+        p->stop = true;
+    }
+}
+
+static bool has_errands(const struct plane *p)
+{
+    return !queue_empty(&p->errands);
+}
+
+static bool has_attempts(const struct plane *p)
+{
+    queue_foreach (q, &p->models) {
+        if (container_of(q, struct model, link)->attempt != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* Until the next PROGRESS is due or the lease ends; -1: for as long as it takes. */
+static int timeout_ms(const struct plane *p, uint64_t next_ns)
+{
+    uint64_t now = clock_mono_ns();
+    bool works = has_errands(p) || has_attempts(p);
+    if (p->lease_ns > now && works && p->lease_ns < next_ns)
+        next_ns = p->lease_ns;
+    if (next_ns == UINT64_MAX)
+        return -1;
+    if (next_ns <= now)
+        return 0;
+    uint64_t ms = (next_ns - now) / 1000000U + 1;
+    return ms > 60000 ? 60000 : (int)ms;
+}
+
+static int loop(struct plane *p, struct wire_packet *packet)
+{
+    while (!p->stop && !p->broken) {
+        struct pollfd fds[2] = {{.fd = p->wake_fd, .events = POLLIN},
+                                {.fd = p->socket, .events = POLLIN}};
+        int n = poll(fds, 2, timeout_ms(p, attempts_progress(p)));
+        if (n < 0 && errno != EINTR)
+            return err_from_errno(errno);
+        if (n <= 0)
+            fds[0].revents = fds[1].revents = 0;
+        if (fds[0].revents != 0)
+            drain(p);
+        check_lease(p);
+        if (fds[1].revents != 0 && !p->stop)
+            receive(p, packet);
+    }
+    return 0;
+}
+
+/* Waits for the work in flight; its end comes by the mailbox. Broken: nobody knows what is in
+ * flight, and only the end of the process stops it. */
+static void wind_down(struct plane *p)
+{
+    errands_stop(p);
+    while (!p->broken && (!attempts_stop(p) || has_errands(p))) {
+        struct pollfd fd = {.fd = p->wake_fd, .events = POLLIN};
+        (void)poll(&fd, 1, -1);
+        drain(p);
+    }
+    if (p->broken) {
+        log_error("out of memory with work in flight: the data plane ends");
+        _exit(EXIT_FAILURE);
+    }
+}
+
+static void close_models(struct plane *p)
+{
+    struct queue *q;
+    while ((q = queue_pop(&p->models)) != NULL) {
+        struct model *m = container_of(q, struct model, link);
+        transport_close(m->transport);
+        mem_free(m);
+    }
+}
+
+static int plane_open(struct plane *p, int control_socket)
+{
+    memset(p, 0, sizeof(*p));
+    p->socket = control_socket;
+    queue_init(&p->workers);
+    queue_init(&p->models);
+    queue_init(&p->errands);
+    p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p->wake_fd < 0)
+        return err_from_errno(errno);
+    p->segments = segment_table_new();
+    if (p->segments == NULL) {
+        (void)close(p->wake_fd);
+        return RS_ENOMEM;
+    }
+    mailbox_init(&p->mailbox, wake, p);
+    return 0;
+}
+
+static void plane_close(struct plane *p)
+{
+    close_models(p);
+    workers_free(p);
+    segment_table_free(p->segments);
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        device_shut(&p->devices[i]);
+    mem_free(p->devices);
+    mailbox_shut(&p->mailbox);
+    mailbox_close(&p->mailbox);
+    (void)close(p->wake_fd);
+}
+
+int data_plane_run(int control_socket)
+{
+    struct plane plane;
+    struct wire_packet *packet = mem_zalloc(sizeof(*packet));
+    if (packet == NULL || plane_open(&plane, control_socket) < 0) {
+        mem_free(packet);
+        return EXIT_FAILURE;
+    }
+    int r = loop(&plane, packet);
+    wind_down(&plane);
+    plane_close(&plane);
+    mem_free(packet);
+    (void)close(control_socket);
+    return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,641 @@
+#include "exec/lane.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "exec/attempt.h"
+
+#include "base/banned.h"
+
+enum { LANE_MAX_TARGETS = 256 };
+
+/* A run of elements of one item inside a message. */
+struct piece {
+    uint32_t item;
+    uint64_t begin, end; /* elements of the item */
+    uint64_t at;         /* byte of the message */
+};
+
+static const struct program *program_of(const struct lane *l)
+{
+    return &l->attempt->program;
+}
+
+static uint32_t element_bytes(const struct lane *l, uint32_t item)
+{
+    const struct program *p = program_of(l);
+    return dtype_bytes(p->cells[p->items[item].cell].wire);
+}
+
+/* The piece of a span at byte `at`; false at its end. */
+static bool piece_next(const struct lane *l, const struct lane_span *s, struct piece *x)
+{
+    if (x->at == s->bytes)
+        return false;
+    uint64_t offset = x->at == 0 ? s->offset : 0;
+    x->item = x->at == 0 ? s->item : x->item + 1;
+    uint64_t all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
+    while (all == 0 || offset == all) { /* empty cells are nothing in a stream */
+        x->item++;
+        offset = 0;
+        all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
+    }
+    uint64_t bytes = all - offset < s->bytes - x->at ? all - offset : s->bytes - x->at;
+    uint32_t size = element_bytes(l, x->item);
+    x->begin = offset / size;
+    x->end = (offset + bytes) / size;
+    return true;
+}
+
+static void piece_done(const struct lane *l, struct piece *x)
+{
+    x->at += (x->end - x->begin) * element_bytes(l, x->item);
+}
+
+#define piece_foreach(l, s, x) for (struct piece x = {0}; piece_next(l, s, &x); piece_done(l, &x))
+
+/* --- building --------------------------------------------------------------------------------- */
+
+/* Where [begin, end) of the item is one run in the place's memory, in wire dtype. */
+static bool run_at(const struct lane *l, uint32_t place, const struct piece *x, uint8_t **ret)
+{
+    const struct attempt *a = l->attempt;
+    const struct program_cell *c = &a->program.cells[a->program.items[x->item].cell];
+    const struct box *box = &a->program.boxes[c->box];
+    uint32_t size = dtype_bytes(c->wire);
+    struct box boxes[2 * BOX_MAX_DIMS];
+    uint8_t *address, *next = NULL;
+    if (place_dtype(&a->places[place], c->tensor, c->wire) != c->wire)
+        return false;
+    unsigned n = box_range(box, x->begin, x->end, boxes);
+    for (unsigned i = 0; i < n; i++) {
+        if (!place_contiguous(&a->places[place], c->tensor, &boxes[i], size, &address) ||
+            (next != NULL && address != next))
+            return false;
+        if (next == NULL)
+            *ret = address;
+        next = address + box_elements(&boxes[i]) * size;
+    }
+    return n > 0;
+}
+
+static void choose_direct(const struct lane *l, struct lane_message *m)
+{
+    const struct attempt *a = l->attempt;
+    struct piece x = {0};
+    (void)piece_next(l, &m->span, &x);
+    m->staged = true;
+    if ((x.end - x.begin) * element_bytes(l, x.item) != m->span.bytes)
+        return; /* several items */
+    if (m->send) {
+        m->staged = !run_at(l, a->program.items[x.item].from, &x, &m->data);
+        return;
+    }
+    uint32_t targets[LANE_MAX_TARGETS];
+    uint32_t n = attempt_targets(a, x.item, targets, LANE_MAX_TARGETS);
+    for (uint32_t i = 0; i < n && m->staged; i++)
+        if (run_at(l, targets[i], &x, &m->data)) {
+            m->staged = false;
+            m->place = targets[i];
+        }
+}
+
+/* Moves the stream's cursor over the message's bytes. */
+static void take_span(struct lane *l, const struct program_message *m, struct lane_span *ret)
+{
+    struct lane_span *c = &l->cursors[m->stream];
+    *ret = (struct lane_span){c->item, c->offset, m->end - m->begin};
+    piece_foreach(l, ret, x)
+    {
+        c->item = x.item;
+        c->offset = x.end * element_bytes(l, x.item);
+    }
+}
+
+static bool is_scratch(const struct lane *l, uint32_t place)
+{
+    return program_of(l)->places[place].side == PROGRAM_SCRATCH;
+}
+
+static void later(uint64_t *after, uint64_t group)
+{
+    if (group > *after)
+        *after = group;
+}
+
+/* What the group must wait for: cells that it sends on must have been unpacked. */
+static void depend(struct lane *l, struct lane_group *g, const struct lane_message *m)
+{
+    piece_foreach(l, &m->span, x)
+    {
+        const struct program_item *item = &program_of(l)->items[x.item];
+        if (m->send && l->relay_after != NULL)
+            later(&g->after, l->relay_after[item->cell]);
+        uint32_t targets[LANE_MAX_TARGETS];
+        uint32_t n = m->send ? 0 : attempt_targets(l->attempt, x.item, targets, LANE_MAX_TARGETS);
+        for (uint32_t i = 0; i < n; i++)
+            if (is_scratch(l, targets[i]))
+                later(&g->after, l->scratch_after);
+    }
+}
+
+/* After the group is complete: what later groups must wait for. */
+static void leave_marks(struct lane *l, const struct lane_group *g, const struct lane_message *m)
+{
+    if (m->send)
+        return;
+    if (m->place != PROGRAM_NONE && is_scratch(l, m->place))
+        l->scratch_after = g->number + 1;
+    if (l->relay_after == NULL)
+        return;
+    piece_foreach(l, &m->span, x)
+    {
+        uint32_t cell = program_of(l)->items[x.item].cell;
+        if (l->relay_from[cell] != PROGRAM_NONE && l->relay_from[cell] != m->place)
+            l->relay_after[cell] = g->number + 1;
+    }
+}
+
+static void skip_message(struct lane *l, const struct lane_message *m)
+{
+    piece_foreach(l, &m->span, x)
+    {
+        l->attempt->item_skipped[x.item] = 1;
+        attempt_item_done(l->attempt, x.item, x.end - x.begin);
+    }
+}
+
+static void add_message(struct lane *l, struct lane_group *g)
+{
+    const struct program *p = program_of(l);
+    const struct program_message *pm = &p->messages[l->next];
+    struct lane_message *m = &g->messages[g->n];
+    *m = (struct lane_message){.message = l->next,
+                               .slot = LANE_NO_SLOT,
+                               .place = PROGRAM_NONE,
+                               .send = p->streams[pm->stream].send != 0};
+    take_span(l, pm, &m->span);
+    l->next++;
+    if (l->attempt->message_skip != NULL && l->attempt->message_skip[m->message] != 0) {
+        skip_message(l, m);
+        return;
+    }
+    choose_direct(l, m);
+    g->n_staged += m->staged ? 1 : 0;
+    g->n++;
+    depend(l, g, m);
+}
+
+/* The next group; one with n == 0 where all that was left is held already. */
+static void build(struct lane *l, struct lane_group *g)
+{
+    const struct program *p = program_of(l);
+    g->stage = LANE_BUILT;
+    g->number = l->n_built++;
+    g->n = 0;
+    g->n_staged = 0;
+    g->after = 0;
+    g->status = 0;
+    uint32_t round = p->messages[l->next].round;
+    while (l->next < l->end && g->n < LANE_GROUP_MESSAGES && g->n_staged < l->n_slots &&
+           p->messages[l->next].round == round)
+        add_message(l, g);
+    for (uint32_t i = 0; i < g->n; i++)
+        leave_marks(l, g, &g->messages[i]);
+}
+
+/* --- packing and sending ---------------------------------------------------------------------- */
+
+static void give_slots(struct lane *l, struct lane_group *g)
+{
+    uint8_t *ring = l->attempt->plane->devices[l->device].ring;
+    for (uint32_t i = 0; i < g->n; i++) {
+        struct lane_message *m = &g->messages[i];
+        if (!m->staged)
+            continue;
+        m->slot = l->free_slots[--l->n_free];
+        m->data = ring + (size_t)m->slot * program_of(l)->chunk_bytes;
+    }
+}
+
+static void take_slot(struct lane *l, struct lane_message *m)
+{
+    if (m->slot == LANE_NO_SLOT)
+        return;
+    l->free_slots[l->n_free++] = m->slot;
+    m->slot = LANE_NO_SLOT;
+}
+
+static bool reads_source(const struct lane *l, uint32_t item)
+{
+    uint32_t from = program_of(l)->items[item].from;
+    return from != PROGRAM_NONE && program_of(l)->places[from].side == PROGRAM_SOURCE;
+}
+
+static uint64_t *sent_print(const struct lane *l, uint32_t item)
+{
+    struct attempt *a = l->attempt;
+    return reads_source(l, item) && attempt_checks(a, a->program.items[item].cell)
+               ? &a->item_print[item]
+               : NULL;
+}
+
+static int pack_piece(struct lane *l, struct batch *b, const struct lane_message *m,
+                      const struct piece *x)
+{
+    const struct attempt *a = l->attempt;
+    const struct program_item *item = &a->program.items[x->item];
+    const struct program_cell *c = &a->program.cells[item->cell];
+    const struct place *from = &a->places[item->from];
+    uint64_t *print = sent_print(l, x->item);
+    uint8_t dtype = place_dtype(from, c->tensor, c->wire);
+    struct box boxes[2 * BOX_MAX_DIMS];
+    uint8_t *at = m->data + x->at;
+    int r = 0;
+    unsigned n = box_range(&a->program.boxes[c->box], x->begin, x->end, boxes);
+    for (unsigned i = 0; i < n && r == 0; i++) {
+        const struct move_end to = {.compact = at};
+        if (m->staged)
+            r = batch_move(b, &(struct move){.tensor = c->tensor,
+                                             .box = boxes[i],
+                                             .from = {.place = from},
+                                             .to = &to,
+                                             .n_to = 1,
+                                             .from_dtype = dtype,
+                                             .to_dtype = c->wire,
+                                             .fingerprint = print});
+        else if (print != NULL)
+            r = batch_print(b, from, c->tensor, &boxes[i], c->wire, print);
+        at += box_elements(&boxes[i]) * dtype_bytes(c->wire);
+    }
+    return r;
+}
+
+static bool needs_pack(const struct lane *l, const struct lane_message *m)
+{
+    return m->send && (m->staged || l->attempt->verify != WIRE_VERIFY_OFF);
+}
+
+static int pack(struct lane *l, struct lane_group *g)
+{
+    struct plane_device *d = &l->attempt->plane->devices[l->device];
+    struct batch b;
+    bool any = false;
+    int r = 0;
+    batch_init(&b, d->pack);
+    for (uint32_t i = 0; i < g->n && r == 0; i++) {
+        if (!needs_pack(l, &g->messages[i]))
+            continue;
+        any = true;
+        piece_foreach(l, &g->messages[i].span, x) if (r == 0) r =
+            pack_piece(l, &b, &g->messages[i], &x);
+    }
+    if (r == 0)
+        r = batch_flush(&b);
+    if (r == 0 && any)
+        r = device_event_record(g->packed, d->pack);
+    if (r == 0 && any)
+        r = device_event_wait(d->net, g->packed);
+    return r;
+}
+
+static void lane_fail(struct lane *l, int code, const struct err *cause)
+{
+    struct err e;
+    (void)err_set(&e, code, "messages of device %u: %s", l->device, err_text(cause, code));
+    attempt_fail(l->attempt, code, &e, UINT32_MAX, UINT32_MAX);
+}
+
+/* On a thread of the device or the transport. */
+static void group_wired(struct transport_group *tg, int status, const struct err *e)
+{
+    struct lane_group *g = container_of(tg, struct lane_group, group);
+    g->status = status;
+    if (status != 0)
+        g->err = *e;
+    (void)mailbox_post(&g->lane->attempt->plane->mailbox, &g->wired);
+}
+
+static void start(struct lane *l, struct lane_group *g)
+{
+    const struct program *p = program_of(l);
+    struct attempt *a = l->attempt;
+    for (uint32_t i = 0; i < g->n; i++) {
+        const struct lane_message *m = &g->messages[i];
+        const struct program_stream *s = &p->streams[p->messages[m->message].stream];
+        g->wire[i] = (struct transport_message){.data = m->data,
+                                                .bytes = m->span.bytes,
+                                                .peer = s->peer,
+                                                .send = m->send,
+                                                .network = s->tier == 2};
+    }
+    g->group.messages = g->wire;
+    g->group.n_messages = g->n;
+    int r = pack(l, g);
+    if (r == 0)
+        r = transport_enqueue(a->model->transport, p->devices[l->device].device,
+                              a->plane->devices[l->device].net, &g->group);
+    if (r == 0) {
+        g->stage = LANE_WIRE;
+        return;
+    }
+    /* The ring may be written by what was enqueued so far; only the process's end is sure. */
+    if (r == RS_ENOMEM)
+        a->plane->broken = true;
+    g->stage = LANE_FREE;
+    lane_fail(l, r, NULL);
+}
+
+static bool may_start(const struct lane *l, const struct lane_group *g)
+{
+    if (l->n_free < g->n_staged || !plane_lease_holds(l->attempt->plane))
+        return false;
+    for (int i = 0; i < LANE_DEPTH; i++) {
+        const struct lane_group *x = &l->groups[i];
+        if (x != g && x->stage != LANE_FREE && x->number < g->after)
+            return false;
+    }
+    return true;
+}
+
+static struct lane_group *group_in(struct lane *l, enum lane_stage stage)
+{
+    for (int i = 0; i < LANE_DEPTH; i++)
+        if (l->groups[i].stage == stage)
+            return &l->groups[i];
+    return NULL;
+}
+
+void lane_kick(struct lane *l)
+{
+    while (attempt_runs(l->attempt)) {
+        struct lane_group *g = group_in(l, LANE_BUILT);
+        if (g == NULL) {
+            g = group_in(l, LANE_FREE);
+            if (g == NULL || l->next == l->end)
+                return;
+            build(l, g);
+        }
+        if (g->n == 0) {
+            g->stage = LANE_FREE;
+            continue;
+        }
+        if (!may_start(l, g))
+            return;
+        give_slots(l, g);
+        start(l, g);
+    }
+}
+
+/* --- receiving and unpacking ------------------------------------------------------------------ */
+
+/* Bytes by tier that the fan-out adds to the message itself. */
+static void count_fan_out(struct lane *l, const uint32_t *targets, uint32_t n, uint64_t bytes)
+{
+    struct attempt *a = l->attempt;
+    bool own = false; /* the message itself went to this device */
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_scratch(l, targets[i]))
+            continue;
+        bool here = a->places[targets[i]].device == l->device;
+        if (!here)
+            a->progress.domain_bytes += bytes;
+        else if (own)
+            a->progress.device_bytes += bytes;
+        own = own || here;
+        attempt_count(a, bytes);
+    }
+}
+
+static int unpack_piece(struct lane *l, struct batch *b, const struct lane_message *m,
+                        const struct piece *x, bool *any)
+{
+    struct attempt *a = l->attempt;
+    const struct program_cell *c = &a->program.cells[a->program.items[x->item].cell];
+    uint32_t targets[LANE_MAX_TARGETS], n_to = 0;
+    uint32_t n = attempt_targets(a, x->item, targets, LANE_MAX_TARGETS);
+    struct move_end to[LANE_MAX_TARGETS];
+    struct box boxes[2 * BOX_MAX_DIMS];
+    uint8_t *at = m->data + x->at;
+    int r = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (targets[i] != m->place)
+            to[n_to++] = (struct move_end){.place = &a->places[targets[i]]};
+    unsigned n_boxes = n_to > 0 ? box_range(&a->program.boxes[c->box], x->begin, x->end, boxes) : 0;
+    for (unsigned i = 0; i < n_boxes && r == 0; i++) {
+        r = batch_move(b, &(struct move){.tensor = c->tensor,
+                                         .box = boxes[i],
+                                         .from = {.compact = at},
+                                         .to = to,
+                                         .n_to = n_to,
+                                         .from_dtype = c->wire,
+                                         .to_dtype = c->wire,
+                                         .streaming = true});
+        at += box_elements(&boxes[i]) * dtype_bytes(c->wire);
+    }
+    *any = *any || n_to > 0;
+    return r;
+}
+
+static void finish_messages(struct lane *l, struct lane_group *g, bool sends)
+{
+    for (uint32_t i = 0; i < g->n; i++) {
+        struct lane_message *m = &g->messages[i];
+        if (m->send != sends)
+            continue;
+        take_slot(l, m);
+        piece_foreach(l, &m->span, x)
+        {
+            uint32_t targets[LANE_MAX_TARGETS];
+            uint32_t n = sends ? 0 : attempt_targets(l->attempt, x.item, targets, LANE_MAX_TARGETS);
+            count_fan_out(l, targets, n, (x.end - x.begin) * element_bytes(l, x.item));
+            attempt_item_done(l->attempt, x.item, x.end - x.begin);
+        }
+    }
+}
+
+/* On the stream's thread. */
+static void group_unpacked(void *arg)
+{
+    struct lane_group *g = arg;
+    (void)mailbox_post(&g->lane->attempt->plane->mailbox, &g->unpacked);
+}
+
+/* Enqueues the fan-out. 1: it is on its way; 0: there is none. */
+static int unpack(struct lane *l, struct lane_group *g)
+{
+    struct plane_device *d = &l->attempt->plane->devices[l->device];
+    struct batch b;
+    bool any = false;
+    int r = 0;
+    batch_init(&b, d->unpack);
+    for (uint32_t i = 0; i < g->n && r == 0; i++) {
+        if (g->messages[i].send)
+            continue;
+        piece_foreach(l, &g->messages[i].span, x) if (r == 0) r =
+            unpack_piece(l, &b, &g->messages[i], &x, &any);
+    }
+    if (r == 0)
+        r = batch_flush(&b);
+    if (!any && r == 0)
+        return 0;
+    if (device_call(d->unpack, group_unpacked, g) != 0) {
+        l->attempt->plane->broken = true;
+        return RS_ENOMEM;
+    }
+    g->status = r;
+    return 1;
+}
+
+static void free_group(struct lane *l, struct lane_group *g)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        take_slot(l, &g->messages[i]);
+    g->stage = LANE_FREE;
+}
+
+static void finish_group(struct lane *l, struct lane_group *g)
+{
+    finish_messages(l, g, false);
+    free_group(l, g);
+    lane_kick(l);
+}
+
+static int device_status(const struct lane *l)
+{
+    return device_error(l->attempt->plane->devices[l->device].device, NULL);
+}
+
+static void on_wired(struct mailbox_item *item)
+{
+    struct lane_group *g = container_of(item, struct lane_group, wired);
+    struct lane *l = g->lane;
+    struct attempt *a = l->attempt;
+    int r = g->status != 0 ? g->status : device_status(l);
+    if (r != 0 || !attempt_runs(a)) {
+        free_group(l, g);
+        if (r != 0 && r != RS_ECANCELED)
+            lane_fail(l, r, g->status != 0 ? &g->err : NULL);
+        attempt_settle(a);
+        return;
+    }
+    finish_messages(l, g, true);
+    if (!plane_lease_holds(a->plane) || !attempt_runs(a)) {
+        free_group(l, g);
+        attempt_settle(a);
+        return;
+    }
+    g->stage = LANE_UNPACK;
+    r = unpack(l, g);
+    if (r < 0)
+        lane_fail(l, r, NULL);
+    else if (r == 0)
+        finish_group(l, g);
+    else
+        lane_kick(l); /* the slots of its sends are free */
+    attempt_settle(a);
+}
+
+static void on_unpacked(struct mailbox_item *item)
+{
+    struct lane_group *g = container_of(item, struct lane_group, unpacked);
+    struct lane *l = g->lane;
+    struct attempt *a = l->attempt;
+    int r = g->status != 0 ? g->status : device_status(l);
+    if (r != 0 || !attempt_runs(a)) {
+        free_group(l, g);
+        if (r != 0)
+            lane_fail(l, r, NULL);
+    } else {
+        finish_group(l, g);
+    }
+    attempt_settle(a);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+bool lane_in_flight(const struct lane *l)
+{
+    for (int i = 0; i < LANE_DEPTH; i++)
+        if (l->groups[i].stage == LANE_WIRE || l->groups[i].stage == LANE_UNPACK)
+            return true;
+    return false;
+}
+
+bool lane_done(const struct lane *l)
+{
+    for (int i = 0; i < LANE_DEPTH; i++)
+        if (l->groups[i].stage != LANE_FREE)
+            return false;
+    return l->next == l->end;
+}
+
+static bool relays(const struct lane *l, uint32_t item)
+{
+    const struct program_item *x = &program_of(l)->items[item];
+    return x->from != PROGRAM_NONE && program_of(l)->places[x->from].side != PROGRAM_SOURCE;
+}
+
+/* Notes from where this device relays each cell; allocates only where it relays any. */
+static int note_relays(struct lane *l)
+{
+    const struct program *p = program_of(l);
+    for (uint32_t s = 0; s < p->n_streams; s++) {
+        const struct program_stream *x = &p->streams[s];
+        if (x->device != l->device || x->send == 0)
+            continue;
+        for (uint32_t i = x->first_item; i < x->first_item + x->n_items; i++) {
+            if (!relays(l, i))
+                continue;
+            if (l->relay_from == NULL) {
+                l->relay_from = mem_alloc(p->n_cells * sizeof(*l->relay_from));
+                l->relay_after = mem_calloc(p->n_cells, sizeof(*l->relay_after));
+                if (l->relay_from == NULL || l->relay_after == NULL)
+                    return RS_ENOMEM;
+                memset(l->relay_from, 0xFF, p->n_cells * sizeof(*l->relay_from));
+            }
+            l->relay_from[p->items[i].cell] = p->items[i].from;
+        }
+    }
+    return 0;
+}
+
+int lane_init(struct lane *l, struct attempt *a, uint32_t device, struct lane_span *cursors)
+{
+    const struct program_device *d = &a->program.devices[device];
+    l->attempt = a;
+    l->device = device;
+    l->cursors = cursors;
+    l->next = d->first_message;
+    l->end = d->first_message + d->n_messages;
+    l->n_slots = a->program.ring_slots;
+    l->free_slots = mem_calloc(l->n_slots, sizeof(*l->free_slots));
+    if (l->free_slots == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < l->n_slots; i++)
+        l->free_slots[l->n_free++] = (int32_t)(l->n_slots - 1 - i);
+    for (int i = 0; i < LANE_DEPTH; i++) {
+        struct lane_group *g = &l->groups[i];
+        g->lane = l;
+        g->wired.fn = on_wired;
+        g->unpacked.fn = on_unpacked;
+        queue_init(&g->wired.link);
+        queue_init(&g->unpacked.link);
+        g->group.on_done = group_wired;
+        int r = device_event_new(a->plane->devices[device].device, &g->packed);
+        if (r < 0)
+            return r;
+    }
+    return note_relays(l);
+}
+
+void lane_close(struct lane *l)
+{
+    for (int i = 0; i < LANE_DEPTH; i++)
+        if (l->groups[i].packed != NULL)
+            device_event_free(l->groups[i].packed);
+    mem_free(l->free_slots);
+    mem_free(l->relay_from);
+    mem_free(l->relay_after);
+}
