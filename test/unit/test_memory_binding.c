@@ -125,7 +125,8 @@ static struct binding *bind_all(const struct binding_piece *pieces, uint32_t n, 
 {
     struct binding *b = NULL;
     struct binding_piece *own = mem_calloc(n, sizeof *own);
-    memcpy(own, pieces, n * sizeof *own);
+    if (n > 0)
+        memcpy(own, pieces, n * sizeof *own);
     ck_assert_int_eq(binding_new(own, n, n_tensors, &b), 0);
     return b;
 }
