@@ -194,7 +194,8 @@ check-tsan:
 
 # The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
 LIBC_SRC = $(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \
-    daemon/exec/*.c daemon/topology/topology.c daemon/layout/layout.c daemon/layout/box.c daemon/layout/dtype.c) \
+    daemon/exec/*.c daemon/topology/topology.c daemon/layout/layout.c daemon/layout/box.c daemon/layout/dtype.c \
+    daemon/layout/region.c) \
     $(filter-out daemon/plan/plan_digest.c daemon/plan/plan_cache.c,$(wildcard daemon/plan/*.c))
 check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
 	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c|MHD_)' || { echo "third-party symbols in the data plane"; false; }
