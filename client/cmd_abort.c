@@ -2,6 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 

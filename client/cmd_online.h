@@ -2,7 +2,7 @@
 #ifndef RS_CLIENT_CMD_ONLINE_H
 #define RS_CLIENT_CMD_ONLINE_H
 
-#include <jansson.h>
+struct json_t; /* jansson's */
 
 int cmd_status(int argc, char **argv);
 int cmd_versions(int argc, char **argv);
@@ -13,6 +13,6 @@ int cmd_evict(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
 
 /* "landed 2.38 GB: network 1.19 GB (1.000 of the minimum), domain …" of a reshard.v1.Bytes. */
-void cmd_print_bytes(const json_t *bytes);
+void cmd_print_bytes(const struct json_t *bytes);
 
 #endif

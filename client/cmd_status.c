@@ -1,6 +1,8 @@
 /* reshardctl status: everything that an operator sees, per model. */
 #include <string.h>
 
+#include <jansson.h>
+
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 

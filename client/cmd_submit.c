@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "base/mem.h"
 #include "base/random.h"
 #include "client/api.h"

@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 

@@ -1,6 +1,8 @@
 /* reshardctl versions: what became of a model's versions, newest first. */
 #include <string.h>
 
+#include <jansson.h>
+
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 

@@ -6,12 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <jansson.h>
-
 #include "base/err.h"
 #include "client/cmd.h"
 #include "client/ctl_api.h"
 #include "client/link.h"
+
+struct json_t; /* jansson's */
 
 struct ctl {
     const char *command, *usage;
@@ -43,7 +43,7 @@ bool ctl_connect(struct ctl *c);
 
 uint64_t ctl_deadline(const struct ctl *c);
 /* One call of the service Admin; false with the reason said and c->exit set. */
-bool ctl_ask(struct ctl *c, enum ctl_call call, json_t *request, json_t **ret_reply);
+bool ctl_ask(struct ctl *c, enum ctl_call call, struct json_t *request, struct json_t **ret_reply);
 /* Says why, and gives the exit code: CMD_NO_DAEMON, CMD_USAGE (the request breaks a rule) or
  * CMD_FAILED. */
 int ctl_fail(const struct ctl *c, int code, const struct err *e);
@@ -56,11 +56,11 @@ bool ctl_model(struct ctl *c, const char **ret_model);
 bool ctl_version(struct ctl *c, int i, uint64_t *ret_version);
 
 /* Prints and frees. Takes j. */
-int ctl_print_json(const struct ctl *c, json_t *j);
+int ctl_print_json(const struct ctl *c, struct json_t *j);
 
 /* Fields of an answer, with a default where they are missing. */
-uint64_t jnum(const json_t *o, const char *key);
-const char *jstr(const json_t *o, const char *key);
+uint64_t jnum(const struct json_t *o, const char *key);
+const char *jstr(const struct json_t *o, const char *key);
 
 /* Seconds as cmd_duration_text, from ns; bytes as cmd_bytes_text. The text is one of a few that
  * take turns: use it in the same expression. */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "base/mem.h"
 #include "client/api_pack.h"
 #include "rpc/pb_budget.h"

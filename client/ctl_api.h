@@ -9,21 +9,22 @@
 
 #include <stdint.h>
 
-#include <jansson.h>
-
 #include "base/err.h"
 #include "rpc/rpc_client.h"
+
+struct json_t; /* jansson's */
 
 enum ctl_call { CTL_STATUS, CTL_VERSIONS, CTL_TIMELINE, CTL_ABORT, CTL_EVICT, CTL_N_CALLS };
 
 /* Takes request (an object; NULL: out of memory). *ret_reply is the caller's. */
-int ctl_call(struct rpc_channel *c, enum ctl_call call, json_t *request, uint64_t deadline_ns,
-             json_t **ret_reply, struct err *e);
+int ctl_call(struct rpc_channel *c, enum ctl_call call, struct json_t *request,
+             uint64_t deadline_ns, struct json_t **ret_reply, struct err *e);
 
 /* The next state of a WatchRefit stream (api_watch_refit) as JSON; 1 at its good end. */
-int ctl_refit_state(struct rpc_stream *s, uint32_t timeout_ms, json_t **ret, struct err *e);
+int ctl_refit_state(struct rpc_stream *s, uint32_t timeout_ms, struct json_t **ret, struct err *e);
 
 /* Tests: a packed message of one of the replies, as JSON. */
-int ctl_decode(enum ctl_call call, const void *data, size_t n_bytes, json_t **ret, struct err *e);
+int ctl_decode(enum ctl_call call, const void *data, size_t n_bytes, struct json_t **ret,
+               struct err *e);
 
 #endif
