@@ -23,8 +23,7 @@ struct scan {
     struct err *e;
 };
 
-/* --- budget
- * --------------------------------------------------------------------------------------- */
+/* --- budget ----------------------------------------------------------------------------------- */
 
 void *pb_budget_alloc(void *budget, size_t n_bytes)
 {
@@ -48,8 +47,7 @@ void pb_budget_free(void *budget, void *p)
     mem_free(p);
 }
 
-/* --- scan
- * ----------------------------------------------------------------------------------------- */
+/* --- scan ------------------------------------------------------------------------------------- */
 
 static int scan_message(struct scan *s, const ProtobufCMessageDescriptor *type, const uint8_t *data,
                         size_t n_bytes, unsigned depth);
@@ -258,8 +256,7 @@ int pb_prescan(const struct ProtobufCMessageDescriptor *type, const void *data, 
     return scan_message(&s, type, data, n_bytes, 1);
 }
 
-/* --- unpack
- * --------------------------------------------------------------------------------------- */
+/* --- unpack ----------------------------------------------------------------------------------- */
 
 static void *plain_alloc(void *unused, size_t n_bytes)
 {

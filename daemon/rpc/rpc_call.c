@@ -8,8 +8,7 @@
 
 #include "base/banned.h"
 
-/* --- messages
- * ------------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 struct rpc_message *rpc_message_new(const void *data, size_t n_bytes)
 {
@@ -35,8 +34,7 @@ void rpc_message_unref(struct rpc_message *m)
         mem_free(m);
 }
 
-/* --- the handler's side
- * --------------------------------------------------------------------------- */
+/* --- the handler's side ----------------------------------------------------------------------- */
 
 void rpc_call_set_arg(struct rpc_call *call, void *arg)
 {
@@ -152,8 +150,7 @@ void rpc_call_finish(struct rpc_call *call, int code, const char *text)
     rpc_call_finish_details(call, code, text, NULL, 0);
 }
 
-/* --- the carrier's side
- * --------------------------------------------------------------------------- */
+/* --- the carrier's side ----------------------------------------------------------------------- */
 
 void rpc_call_init(struct rpc_call *call, const struct rpc_carrier *carrier,
                    const struct rpc_entry *entry, const struct rpc_server_options *options)

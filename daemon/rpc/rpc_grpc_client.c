@@ -31,6 +31,8 @@
 /* A daemon that restarts is found again within a second. */
 #define RECONNECT_FIRST_MS 100
 #define RECONNECT_MOST_MS  1000
+/* A daemon that takes a connection and then doesn't speak, or a very busy machine. */
+#define CONNECT_TIMEOUT_MS 5000
 
 struct rpc_channel {
     grpc_channel *grpc;
@@ -55,8 +57,7 @@ struct rpc_stream {
     grpc_byte_buffer *sending, *received;
 };
 
-/* --- channel
- * -------------------------------------------------------------------------------------- */
+/* --- channel ---------------------------------------------------------------------------------- */
 
 static grpc_arg int_arg(const char *key, int value)
 {
@@ -75,7 +76,7 @@ static grpc_channel *new_grpc_channel(const char *target)
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, KEEPALIVE_MS / 2),
         int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
-        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
+        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS), /* sic */
         int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0), /* else http_proxy would catch even 127.0.0.1 */
         int_arg(GRPC_ARG_ENABLE_RETRIES, 0),    /* what is repeated is decided above */
@@ -164,8 +165,7 @@ void rpc_channel_close(struct rpc_channel *c)
     mem_free(c);
 }
 
-/* --- batches
- * -------------------------------------------------------------------------------------- */
+/* --- batches ---------------------------------------------------------------------------------- */
 
 static gpr_timespec after_ms(uint32_t timeout_ms)
 {
@@ -282,8 +282,7 @@ static void drop(grpc_byte_buffer **bytes)
     *bytes = NULL;
 }
 
-/* --- a call's life
- * -------------------------------------------------------------------------------- */
+/* --- a call's life ---------------------------------------------------------------------------- */
 
 static struct rpc_stream *stream_new(struct rpc_channel *c, const char *path, gpr_timespec deadline)
 {

@@ -128,8 +128,7 @@ struct rpc_server {
 static void call_free(struct served *c);
 static void finish_stop(struct rpc_server *s);
 
-/* --- tags
- * ----------------------------------------------------------------------------------------- */
+/* --- tags ------------------------------------------------------------------------------------- */
 
 static void tag_run(struct mailbox_item *item)
 {
@@ -173,8 +172,7 @@ static void on_async(uv_async_t *async)
     (void)mailbox_drain(&s->mailbox);
 }
 
-/* --- a call's batches
- * ----------------------------------------------------------------------------- */
+/* --- a call's batches ------------------------------------------------------------------------- */
 
 static void call_unref(struct served *c)
 {
@@ -330,8 +328,7 @@ static void on_received(struct tag *tag, bool ok)
     call_unref(c);
 }
 
-/* --- a call's life
- * -------------------------------------------------------------------------------- */
+/* --- a call's life ---------------------------------------------------------------------------- */
 
 static int end_reason(const struct served *c)
 {
@@ -446,8 +443,7 @@ static void begin(struct served *c, grpc_byte_buffer *payload, bool with_payload
     }
 }
 
-/* --- slots
- * ---------------------------------------------------------------------------------------- */
+/* --- slots ------------------------------------------------------------------------------------ */
 
 static void arm(struct slot *slot)
 {
@@ -507,8 +503,7 @@ static void on_request(struct tag *tag, bool ok)
         grpc_byte_buffer_destroy(payload);
 }
 
-/* --- connections
- * ---------------------------------------------------------------------------------- */
+/* --- connections ------------------------------------------------------------------------------ */
 
 /* At most so many per wake, so that calls get their turn in a storm of connections. */
 #define ACCEPTS_PER_WAKE 64
@@ -528,8 +523,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- start
- * ---------------------------------------------------------------------------------------- */
+/* --- start ------------------------------------------------------------------------------------ */
 
 static grpc_arg int_arg(const char *key, uint32_t value)
 {
@@ -767,8 +761,7 @@ int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
     return 0;
 }
 
-/* --- stop
- * ----------------------------------------------------------------------------------------- */
+/* --- stop ------------------------------------------------------------------------------------- */
 
 static void on_thread_ended(struct mailbox_item *item)
 {

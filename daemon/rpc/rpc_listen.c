@@ -42,8 +42,7 @@ static int fail(struct err *e, const char *what, const char *name)
     return err_set(e, err_from_errno(saved), "%s '%s': %s", what, name, strerror(saved));
 }
 
-/* --- Unix
- * ----------------------------------------------------------------------------------------- */
+/* --- Unix ------------------------------------------------------------------------------------- */
 
 static int check_path(const char *path, struct err *e)
 {
@@ -156,8 +155,7 @@ int rpc_listen_unix(struct rpc_listener *l, const char *path, uint32_t mode, str
     return r;
 }
 
-/* --- TCP
- * ------------------------------------------------------------------------------------------ */
+/* --- TCP -------------------------------------------------------------------------------------- */
 
 /* "host:port" or "[host]:port" into its parts. */
 static int split(const char *address, char *host, size_t host_size, int *port, struct err *e)
@@ -250,8 +248,7 @@ int rpc_listen_tcp(struct rpc_listener *l, const char *address, struct err *e)
     return r;
 }
 
-/* --- both
- * ----------------------------------------------------------------------------------------- */
+/* --- both ------------------------------------------------------------------------------------- */
 
 void rpc_listener_limit(struct rpc_listener *l, uint32_t n_connections)
 {

@@ -22,8 +22,7 @@ struct text {
     size_t n_bytes;
 };
 
-/* --- the descriptor set
- * --------------------------------------------------------------------------- */
+/* --- the descriptor set ----------------------------------------------------------------------- */
 
 /* The first field `number` of a message; false: none. */
 static bool find(const uint8_t *data, size_t n_bytes, uint32_t number, struct wire_field *ret)
@@ -134,8 +133,7 @@ static bool find_file(const struct rpc_reflection *r, struct text name,
     return false;
 }
 
-/* --- answers
- * -------------------------------------------------------------------------------------- */
+/* --- answers ---------------------------------------------------------------------------------- */
 
 static void say_error(struct buf *b, int code, const char *text)
 {

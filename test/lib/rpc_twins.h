@@ -20,8 +20,7 @@
 
 #define WAIT_MS 10000
 
-/* --- the service
- * ---------------------------------------------------------------------------------- */
+/* --- the service ------------------------------------------------------------------------------ */
 
 /* What handlers saw. Written on the loop thread, read by the test under the mutex. */
 struct seen {
@@ -245,8 +244,7 @@ static bool identify(void *context, const char *token, struct rpc_identity *ret)
     return true;
 }
 
-/* --- the server, one of two
- * ----------------------------------------------------------------------- */
+/* --- the server, one of two ------------------------------------------------------------------- */
 
 struct twin {
     bool in_memory;
@@ -451,8 +449,7 @@ static inline int last_reason(struct twin *t)
     return r;
 }
 
-/* --- the peer
- * ------------------------------------------------------------------------------------- */
+/* --- the peer --------------------------------------------------------------------------------- */
 
 struct peer {
     struct twin *t;

@@ -308,8 +308,7 @@ BOTH(health_knows_the_services_of_the_table)
     peer_close(&p);
 }
 
-/* --- reflection: expected bytes are protoc's descriptor and reflection.proto's public numbers
- * --------- */
+/* --- reflection: expected bytes are protoc's descriptor and reflection.proto's public numbers - */
 
 static void open_with_reflection(struct twin *t, bool in_memory)
 {
@@ -389,8 +388,7 @@ START_TEST(a_damaged_descriptor_set_is_refused_at_start)
 }
 END_TEST
 
-/* --- identity
- * ------------------------------------------------------------------------------------- */
+/* --- identity --------------------------------------------------------------------------------- */
 
 static void expect_who(const char *token, const char *expected)
 {
@@ -433,8 +431,7 @@ START_TEST(tokens_count_in_memory_too)
 }
 END_TEST
 
-/* --- memory: every allocation of the twin and of a call may fail
- * --------------------------------------- */
+/* --- memory: every allocation of the twin and of a call may fail ------------------------------ */
 
 /* One round of everything; what fails must fail cleanly, and on_open and on_end must pair. */
 static void one_round(struct rpc_mem *m)
