@@ -1,6 +1,7 @@
 /* Sets of boxes that should tile a tensor: overlap, gaps, and the same box on several ranks.
  *
- * For layout/ and memory/binding_check.c. Libc alone. Work is bounded: what would take too long is refused with RS_EEXHAUSTED. */
+ * For layout/ and memory/binding_check.c; libc alone. Work is bounded: what would take too long is
+ * refused with RS_EEXHAUSTED. */
 #ifndef RS_LAYOUT_REGION_H
 #define RS_LAYOUT_REGION_H
 
