@@ -2,10 +2,12 @@
  *
  * Contract (both keep it). A transaction is all or nothing. Transactions become durable in the
  * order in which they were submitted; `done` tells of each exactly once, on the loop thread, in
- * that order. When done says 0 the transaction survives a crash of the machine. When it says
- * RS_EFULL, RS_EDISK or RS_ENOMEM it left nothing behind, and neither did those that were submitted
- * with it and fail after it. A crash between submit and done leaves the whole of the transaction or
- * nothing of it.
+ * that order.
+ * When done says 0 the transaction survives a crash of the machine. When it says RS_EFULL,
+ * RS_ENOMEM or RS_EUNAVAIL it left nothing behind. RS_EDISK: what is in the file is not known;
+ * every later transaction is refused with it too, and the daemon must stop without telling anyone
+ * how those that failed ended (give the decider no NOT_DURABLE): the next start reads what there
+ * is. A crash between submit and done leaves the whole of the transaction or nothing of it.
  *
  * Marks (ledger_mark) are not part of that: they are written in batches, within about a second or
  * with the next transaction, and a crash may lose the last ones.
@@ -103,7 +105,8 @@ static inline int ledger_timeline(struct ledger *l, const char *model, uint64_t 
     return l->vtable->timeline(l, model, version, fn, arg, e);
 }
 
-/* Waits for what was submitted (each done runs), ends the writer, frees. NULL is fine. */
+/* Waits for what was submitted (each done runs: it drains the loop's mailbox, which must not be
+ * shut yet), ends the writer, frees. NULL is fine. */
 static inline void ledger_close(struct ledger *l)
 {
     if (l != NULL)
