@@ -1,0 +1,99 @@
+/* Messages of a leg, by formula: both ends cut the same, and nothing is listed.
+ *
+ * Nominal cuts lie at multiples of message_step. A real cut is the nominal one rounded down to
+ * where a box can be cut well: the start of its item where that is small (at most cut_bytes), else
+ * a whole number of the item's rows (the longest suffix of dims of at most cut_bytes), at least an
+ * element. Rounding moves a cut by less than cut_bytes = message_bytes - message_step, so no
+ * message is longer than message_bytes and none is empty.
+ *
+ * The round of message i is (start + time(i * step)) / U with U = message_bytes. Why what depends
+ * lies later: let a relay's message i bring on the run's bytes up to b. Those came in with parent
+ * messages whose nominal begin is at most b + cut_bytes into the parent's run, so their rounds are
+ * at most (P + time(b + cut)) / U with P the run's start there. The relay's leg starts at P + 2 U +
+ * cut or later (plus the difference in length where it is the faster), and b is at most one message
+ * beyond i * step: so its round is at least one more. */
+#include "plan/plan_private.h"
+
+#include "base/banned.h"
+
+static bool single(const struct plan *p, const struct plan_leg *l)
+{
+    return l->bytes <= p->message_bytes;
+}
+
+uint64_t leg_messages(const struct plan *p, const struct plan_leg *l)
+{
+    return single(p, l) ? 1 : (l->bytes - 1) / p->message_step + 1;
+}
+
+static uint32_t round_at(const struct plan *p, const struct plan_leg *l, uint64_t nominal)
+{
+    uint8_t tier = p->streams.at[l->stream].tier;
+    return (uint32_t)((l->start + plan_time(p, tier, nominal)) / p->message_bytes);
+}
+
+/* Bytes that cuts inside the box are multiples of; `bytes` of the box for a small one. */
+uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes)
+{
+    uint64_t unit = element_bytes;
+    for (int d = b->n_dims - 1; d >= 0 && unit * b->size[d] <= p->cut_bytes; d--)
+        unit *= b->size[d];
+    return unit;
+}
+
+/* The real cut for a nominal one inside the run that begins at `begin` of the leg. */
+static uint64_t cut_in_run(const struct plan *p, const struct plan_run *r, uint64_t begin,
+                           uint64_t nominal)
+{
+    struct run_walk w;
+    run_walk_init(p, r, &w);
+    while (run_walk_next(p, r, &w)) {
+        uint64_t stretch = w.n * w.bytes;
+        if (nominal >= begin + stretch) {
+            begin += stretch;
+            continue;
+        }
+        begin += (nominal - begin) / w.bytes * w.bytes;
+        if (w.bytes <= p->cut_bytes)
+            return begin;
+        struct box b;
+        plan_piece_box(p, w.shape, p->groups.at[r->group].cell, r->piece, &b);
+        uint64_t unit = plan_cut_unit(p, &b, w.shape->wire_bytes);
+        return begin + (nominal - begin) / unit * unit;
+    }
+    return begin;
+}
+
+static uint64_t cut_at(const struct plan *p, const struct plan_leg *l, uint64_t nominal)
+{
+    if (nominal >= l->bytes)
+        return l->bytes;
+    uint32_t low = 0, high = l->n_edges - 1; /* the last edge that begins at or before nominal */
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (p->edges.at[p->leg_edges.at[l->first_edge + middle]].offset <= nominal)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + low]];
+    return cut_in_run(p, &p->runs.at[e->run], e->offset, nominal);
+}
+
+void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, uint64_t *ret_begin,
+                 uint64_t *ret_end, uint32_t *ret_round)
+{
+    *ret_round = round_at(p, l, i * p->message_step);
+    *ret_begin = i == 0 ? 0 : cut_at(p, l, i * p->message_step);
+    *ret_end = i + 1 == leg_messages(p, l) ? l->bytes : cut_at(p, l, (i + 1) * p->message_step);
+}
+
+uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t at)
+{
+    if (single(p, l))
+        return round_at(p, l, 0);
+    uint64_t i = at / p->message_step;
+    if (i + 1 < leg_messages(p, l) && cut_at(p, l, (i + 1) * p->message_step) <= at)
+        i++;
+    return round_at(p, l, i * p->message_step);
+}

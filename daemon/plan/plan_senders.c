@@ -1,0 +1,95 @@
+/* Senders: for each run and each domain that needs it, a source holder or the ingest device of a
+ * domain already fed (relay).
+ *
+ * Each run must leave its holders once: those sends are given out for all runs first, to the least
+ * loaded holder each, so that optional work never takes the place of mandatory work. The domain
+ * that is fed first is the one whose ingest device has had the least relaying put in its way. Then
+ * every further domain goes to the least loaded of the holders and of the ingest devices fed by a
+ * holder; so no byte makes more than two network hops, and the source's spare capacity is used
+ * before anybody queues. */
+#include "plan/plan_private.h"
+
+#include "base/banned.h"
+
+static uint32_t least_loaded(const struct plan *p, const struct set *s, const uint64_t *load)
+{
+    uint32_t best = p->ends.at[s->first].device;
+    for (uint32_t i = 1; i < s->n; i++) {
+        uint32_t d = p->ends.at[s->first + i].device;
+        if (load[d] < load[best])
+            best = d;
+    }
+    return best;
+}
+
+static const struct set *holders(const struct plan *p, uint32_t run)
+{
+    return &p->sets.at[p->groups.at[p->runs.at[run].group].source];
+}
+
+static void send_from_source(struct plan *p, struct need *x, uint32_t device)
+{
+    x->from = device;
+    p->egress[device] += p->runs.at[x->run].bytes;
+}
+
+/* The need of the run to feed first. */
+static uint32_t first_fed(const struct needs *n, uint32_t run, const uint64_t *relaying)
+{
+    uint32_t begin = n->first_of_run[run], best = begin;
+    for (uint32_t i = begin + 1; i < n->first_of_run[run + 1]; i++) {
+        const struct need *x = &n->v.at[i], *y = &n->v.at[best];
+        if (x->staging)
+            continue;
+        if (y->staging || relaying[x->device] < relaying[y->device])
+            best = i;
+    }
+    return best;
+}
+
+static void mandatory(struct plan *p, struct needs *n, uint64_t *relaying)
+{
+    for (uint32_t i = 0; i < p->runs.n; i++) {
+        uint32_t run = n->order[i];
+        uint32_t k = n->first_of_run[run + 1] - n->first_of_run[run];
+        if (k == 0)
+            continue;
+        struct need *x = &n->v.at[first_fed(n, run, relaying)];
+        relaying[x->device] += p->runs.at[run].bytes * (k - 1);
+        send_from_source(p, x, least_loaded(p, holders(p, run), p->egress));
+    }
+}
+
+static void optional(struct plan *p, struct needs *n, uint32_t run)
+{
+    uint32_t begin = n->first_of_run[run], end = n->first_of_run[run + 1];
+    for (uint32_t i = begin; i < end; i++) {
+        struct need *x = &n->v.at[i];
+        if (x->from != NONE32)
+            continue;
+        uint32_t best = least_loaded(p, holders(p, run), p->egress), via = NONE32;
+        for (uint32_t k = begin; p->options.relay && k < end; k++) {
+            const struct need *y = &n->v.at[k];
+            if (y->from == NONE32 || y->via != NONE32 || y->staging)
+                continue;
+            if (p->egress[y->device] < p->egress[best]) {
+                best = y->device;
+                via = k;
+            }
+        }
+        send_from_source(p, x, best);
+        x->via = via;
+    }
+}
+
+int plan_senders(struct plan *p, struct needs *n)
+{
+    uint64_t *relaying = mem_calloc(p->topology->n_devices + 1U, sizeof *relaying);
+    if (relaying == NULL)
+        return RS_ENOMEM;
+    mandatory(p, n, relaying);
+    for (uint32_t i = 0; i < p->runs.n; i++)
+        optional(p, n, n->order[i]);
+    mem_free(relaying);
+    return 0;
+}
