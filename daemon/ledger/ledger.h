@@ -9,8 +9,8 @@
  * how those that failed ended (give the decider no NOT_DURABLE): the next start reads what there
  * is. A crash between submit and done leaves the whole of the transaction or nothing of it.
  *
- * Marks (ledger_mark) are not part of that: they are written in batches, within about a second or
- * with the next transaction, and a crash may lose the last ones.
+ * Marks (ledger_mark) are not part of that: they are written in batches, within about a second, and
+ * a crash may lose the last ones.
  *
  * The file: WAL, synchronous=FULL, application_id "rshd", user_version = schema, a store id made
  * once. One writer thread owns it; the loop thread only reads, through a connection of its own. A

@@ -572,7 +572,7 @@ static int take_lock(struct ledger_sqlite *l, struct err *e)
     return rc;
 }
 
-/* An empty file is a new ledger: its creation must not be visible half made to a later start. */
+/* With a mode of our own; SQLite would go by the umask. */
 static int make_file(struct ledger_sqlite *l, struct err *e)
 {
     struct stat st;
@@ -584,7 +584,6 @@ static int make_file(struct ledger_sqlite *l, struct err *e)
     (void)close(fd);
     if (rc != 0 || !S_ISREG(st.st_mode))
         return err_set(e, RS_EDISK, "ledger %s: not a regular file", l->path);
-    l->base.created = st.st_size == 0;
     return 0;
 }
 
@@ -648,10 +647,12 @@ static int find_damage(struct ledger_sqlite *l, struct err *e)
 
 static int check_schema(struct ledger_sqlite *l, struct err *e)
 {
-    int64_t application = 0, schema = 0;
+    int64_t application = 0, schema = 0, n_objects = 0;
     int rc = read_number(l->writer, "PRAGMA application_id", &application);
     if (rc == SQLITE_OK)
         rc = read_number(l->writer, "PRAGMA user_version", &schema);
+    if (rc == SQLITE_OK)
+        rc = read_number(l->writer, "SELECT count(*) FROM sqlite_master", &n_objects);
     if ((rc & 0xFF) == SQLITE_NOTADB || (rc & 0xFF) == SQLITE_CORRUPT)
         return err_set(
             e, RS_EDISK,
@@ -660,6 +661,10 @@ static int check_schema(struct ledger_sqlite *l, struct err *e)
             l->path, sqlite3_errmsg(l->writer));
     if (rc != SQLITE_OK)
         return fail(e, l->path, l->writer, rc, "reading its header");
+    if (application == 0 && schema == 0 && n_objects == 0) {
+        l->base.created = true; /* empty, or a creation that did not come to its end */
+        return 0;
+    }
     if (application != APPLICATION_ID)
         return err_set(e, RS_EDISK,
                        "%s is a database, but not a ledger of reshardd: set another path", l->path);
@@ -680,7 +685,8 @@ static int set_up_writer(struct ledger_sqlite *l, struct err *e)
     if (sqlite3_db_readonly(l->writer, "main") == 1)
         return err_set(e, RS_EPERM,
                        "ledger %s can't be written: check its mode and its file system", l->path);
-    if (!l->base.created && (rc = check_schema(l, e)) != 0)
+    rc = check_schema(l, e);
+    if (rc != 0)
         return rc;
     rc = run(l->writer, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL");
     if (rc != SQLITE_OK)

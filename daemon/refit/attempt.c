@@ -408,10 +408,9 @@ static void await_ready(struct step *s)
 /* --- transfer
  * ------------------------------------------------------------------------------------------- */
 
-void attempt_release_sources(struct step *s)
+void attempt_release_sources(struct step *s, struct refit_version *v)
 {
     struct refit *r = s->r;
-    struct refit_version *v = r->in_flight;
     if (v->source_released)
         return;
     v->source_released = true;
@@ -446,7 +445,7 @@ static void note_progress(struct step *s, struct refit_node *n)
         return;
     n->sources_read = true;
     if (s->r->in_flight->release_at == REFIT_RELEASE_READ && sources_read(s->r))
-        attempt_release_sources(s);
+        attempt_release_sources(s, s->r->in_flight);
 }
 
 void attempt_progress(struct step *s)
@@ -506,7 +505,7 @@ static void all_staged(struct step *s)
     phase_move(r, v, REFIT_STAGED);
     mark_bytes(s);
     if (v->release_at != REFIT_RELEASE_COMMITTED)
-        attempt_release_sources(s);
+        attempt_release_sources(s, v);
     step_notify(s, v);
     phase_move(r, v, REFIT_ACCEPTING);
     r->deadline_ns = deadline_after(s, v->accept_timeout_ms);
@@ -681,7 +680,7 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
         if (worker->ready == v->version)
             worker->ready = 0;
     }
-    attempt_release_sources(s);
+    attempt_release_sources(s, v);
     step_notify(s, v);
     step_answer(s, WAITER_ABORT, v->version, RS_EPRECOND,
                 step_text(s, "version %llu is committed", ULL(v->version)), 0);

@@ -123,7 +123,9 @@ bool attempt_chosen(const struct refit *r);
 void attempt_settle(struct step *s, struct refit_layout *l, uint32_t instance, const char *why);
 struct refit_node *refit_node(const struct refit *r, uint32_t node);
 struct refit_node *refit_node_get(struct refit *r, uint32_t node);
-void attempt_release_sources(struct step *s);
+/* Tells the sources that have published this version that they may write again; once per
+ * submission. */
+void attempt_release_sources(struct step *s, struct refit_version *v);
 
 /* --- workers.c --- */
 int workers_layout(struct step *s);

@@ -488,7 +488,10 @@ static void end_in_flight(struct step *s, struct refit_version *v)
     foreach_worker (w, r)
         if (w->layout->side == REFIT_DESTINATION || w->published == v->version)
             step_tell(s, w, REFIT_TELL_ABORTED, v, reason);
-    attempt_release_sources(s);
+    foreach_worker (w, r)
+        if (w->ready == v->version)
+            w->ready = 0;
+    attempt_release_sources(s, v);
     v->bytes = refit_version_bytes(r, v);
     r->in_flight = NULL;
     attempt_clear(r);
@@ -514,6 +517,8 @@ void queue_end_written(struct step *s, const struct refit_write *w)
     step_answer(s, WAITER_ABORT, v->version, 0, "", 0);
     if (v == r->in_flight)
         end_in_flight(s, v);
+    else
+        attempt_release_sources(s, v);
 }
 
 void queue_abort(struct step *s)
