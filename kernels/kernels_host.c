@@ -183,10 +183,13 @@ static const char *piece_cast(const struct job *j, struct piece_buffers *b, cons
     return b->cast;
 }
 
-/* Where the n elements in the written dtype stand side by side: in place, or in `b`. */
+/* Where the n elements in the written dtype stand side by side: in place, or in `b`. What is read
+ * here and not by piece_write has `ahead` prefetched. */
 static const char *piece_read(const struct job *j, struct piece_buffers *b, const char *from,
-                              size_t n)
+                              size_t n, const char *ahead)
 {
+    if (j->dense[0] && j->from_dtype != j->to_dtype)
+        j->runs->prefetch(ahead, n * j->from_bytes);
     if (!j->dense[0]) {
         copy_strided(b->gathered, j->from_bytes, from, j->stride[0][j->n_dims - 1], n,
                      j->from_bytes);
@@ -195,11 +198,14 @@ static const char *piece_read(const struct job *j, struct piece_buffers *b, cons
     return piece_cast(j, b, from, n);
 }
 
-static void piece_write(const struct job *j, char *const *at, const char *elements, size_t n)
+static void piece_write(const struct job *j, char *const *at, const char *elements, size_t n,
+                        const char *ahead)
 {
+    bool in_place = j->dense[0] && j->from_dtype == j->to_dtype;
     for (unsigned v = 1; v < j->n_views; v++) {
         if (j->dense[v])
-            j->runs->copy(at[v], elements, n * j->to_bytes, j->streaming);
+            j->runs->copy(at[v], elements, n * j->to_bytes, j->streaming,
+                          in_place && v == 1 ? ahead : NULL);
         else
             copy_strided(at[v], j->stride[v][j->n_dims - 1], elements, j->to_bytes, n, j->to_bytes);
     }
@@ -214,20 +220,45 @@ static bool is_plain(const struct job *j)
     return j->n_views == 2 && j->dense[0] && j->dense[1] && j->from_dtype == j->to_dtype;
 }
 
-static void copy_row(const struct job *j, struct piece_buffers *b, char *const *row)
+/* Where row i + 1 of the box will be read, or for short rows i + 2. */
+static const char *row_ahead(const struct job *j, const char *row)
 {
-    uint64_t n = j->size[j->n_dims - 1];
-    if (is_plain(j)) {
-        j->runs->copy(row[1], row[0], n * j->to_bytes, j->streaming);
-        return;
-    }
+    enum { SHORT_ROW_BYTES = 1024 };
+    uint64_t n_bytes = j->size[j->n_dims - 1] * j->from_bytes;
+    if (j->n_dims < 2)
+        return row + n_bytes;
+    return row + j->stride[0][j->n_dims - 2] * (n_bytes < SHORT_ROW_BYTES ? 2 : 1);
+}
+
+static void copy_pieces(const struct job *j, struct piece_buffers *b, char *const *row)
+{
+    uint64_t n = j->size[j->n_dims - 1], most = CHUNK_BYTES / j->to_bytes;
     char *at[MAX_VIEWS];
-    uint64_t most = CHUNK_BYTES / j->to_bytes;
     for (uint64_t i = 0; i < n; i += most) {
+        size_t here = n - i < most ? n - i : most;
         for (unsigned v = 0; v < j->n_views; v++)
             at[v] = row[v] + (ptrdiff_t)i * j->stride[v][j->n_dims - 1];
-        size_t here = n - i < most ? n - i : most;
-        piece_write(j, at, piece_read(j, b, at[0], here), here);
+        const char *ahead = n > most ? at[0] + here * j->from_bytes : row_ahead(j, row[0]);
+        piece_write(j, at, piece_read(j, b, at[0], here, ahead), here, ahead);
+    }
+}
+
+/* The rows of the dim before the last; `row` is the first. */
+static void copy_rows(const struct job *j, struct piece_buffers *b, char *const *first)
+{
+    uint64_t n_rows = j->n_dims < 2 ? 1 : j->size[j->n_dims - 2];
+    uint64_t n_bytes = j->size[j->n_dims - 1] * j->to_bytes;
+    bool plain = is_plain(j), near = n_bytes <= CHUNK_BYTES;
+    char *row[MAX_VIEWS];
+    memcpy(row, first, sizeof row);
+    for (uint64_t i = 0; i < n_rows; i++) {
+        if (plain)
+            j->runs->copy(row[1], row[0], n_bytes, j->streaming,
+                          near ? row_ahead(j, row[0]) : NULL);
+        else
+            copy_pieces(j, b, row);
+        for (unsigned v = 0; j->n_dims > 1 && v < j->n_views; v++)
+            row[v] += j->stride[v][j->n_dims - 2];
     }
 }
 
@@ -264,8 +295,8 @@ static void copy_job(const struct job *j)
     struct piece_buffers b;
     odometer_start(&o, j);
     do
-        copy_row(j, &b, o.row);
-    while (odometer_step(&o, j, (int)j->n_dims - 2) >= 0);
+        copy_rows(j, &b, o.row);
+    while (odometer_step(&o, j, (int)j->n_dims - 3) >= 0);
 }
 
 /* --- fingerprint, with or without a copy --------------------------------------------------------
@@ -340,19 +371,21 @@ static uint64_t span_ends(const struct span *s, const char *row)
     return sum;
 }
 
-static uint64_t span_sum(const struct span *s, const struct kernel_runs *runs, const char *row)
+static uint64_t span_sum(const struct span *s, const struct kernel_runs *runs, const char *row,
+                         const char *ahead)
 {
-    return span_ends(s, row) + runs->sum(row + s->n_head, span_whole(s), s->n_words);
+    return span_ends(s, row) + runs->sum(row + s->n_head, span_whole(s), s->n_words, ahead);
 }
 
 /* The same, writing the row on the way. */
-static uint64_t span_copy_sum(const struct span *s, const struct job *j, char *to, const char *row)
+static uint64_t span_copy_sum(const struct span *s, const struct job *j, char *to, const char *row,
+                              const char *ahead)
 {
     size_t body = 4 * s->n_words;
     memcpy(to, row, s->n_head);
     memcpy(to + s->n_head + body, row + s->n_head + body, s->n_tail);
     return span_ends(s, row) + j->runs->copy_sum(to + s->n_head, row + s->n_head, span_whole(s),
-                                                 s->n_words, j->streaming);
+                                                 s->n_words, j->streaming, ahead);
 }
 
 /* Weights of rows: prefix[d] is the product over the dims before d. */
@@ -387,7 +420,45 @@ struct sum_loop {
     struct span span;
     struct piece_buffers buffers;
     uint64_t rows_per_piece;
+    uint64_t ready;       /* rows of the current piece that are still to be added */
+    const char *elements; /* of the next of them */
+    bool fused;           /* one row, one read: written and added in one loop */
 };
+
+/* Where the next piece will be read, n elements after `row` or in the next row. */
+static const char *piece_ahead(const struct sum_loop *l, const char *row, size_t n)
+{
+    const struct job *j = l->job;
+    if (l->rows_per_piece > 1 || j->n_dims < 2 || j->size[j->n_dims - 2] == 1)
+        return row + n * j->from_bytes;
+    return row_ahead(j, row);
+}
+
+/* Reads and writes the rows of the piece that begins at `o`; sets the elements and rows to add. */
+static void sum_next_piece(struct sum_loop *l, const struct odometer *o, size_t n)
+{
+    const struct job *j = l->job;
+    uint64_t left = j->n_dims < 2 ? 1 : j->size[j->n_dims - 2] - o->at[j->n_dims - 2];
+    l->ready = left < l->rows_per_piece ? left : l->rows_per_piece;
+    const char *ahead = piece_ahead(l, o->row[0], n * l->ready);
+    l->elements = piece_read(j, &l->buffers, o->row[0], n * l->ready, ahead);
+    piece_write(j, o->row, l->elements, n * l->ready, ahead);
+}
+
+static uint64_t sum_row(struct sum_loop *l, const struct odometer *o, size_t n)
+{
+    const struct job *j = l->job;
+    if (l->fused)
+        return span_copy_sum(&l->span, j, o->row[1], o->row[0], piece_ahead(l, o->row[0], n));
+    if (l->ready == 0)
+        sum_next_piece(l, o, n);
+    const char *elements = l->elements, *ahead = NULL;
+    if (j->n_views == 1 && elements == o->row[0]) /* read here for the first time */
+        ahead = l->rows_per_piece > 1 ? elements + CHUNK_BYTES : piece_ahead(l, elements, n);
+    l->elements += n * j->to_bytes;
+    l->ready--;
+    return span_sum(&l->span, j->runs, elements, ahead);
+}
 
 /* All rows of the columns [column, column + n). */
 static uint64_t sum_columns(struct sum_loop *l, const uint64_t *offset, uint64_t column, size_t n)
@@ -396,28 +467,13 @@ static uint64_t sum_columns(struct sum_loop *l, const uint64_t *offset, uint64_t
     int n_dims = (int)j->n_dims, changed = 0;
     struct odometer o;
     struct row_weights w = {.prefix = {1}, .offset = offset};
-    const char *elements = NULL;
-    uint64_t sum = 0, ready = 0; /* rows of the current piece that are still to be added */
-    bool fused = is_plain(j) && l->rows_per_piece == 1;
+    uint64_t sum = 0;
     odometer_start(&o, j);
     for (unsigned v = 0; v < j->n_views; v++)
         o.row[v] += (ptrdiff_t)column * j->stride[v][n_dims - 1];
     do {
         row_weights_from(&w, &o, changed, n_dims);
-        uint64_t row_weight = w.prefix[n_dims - 1];
-        if (fused) {
-            sum += row_weight * span_copy_sum(&l->span, j, o.row[1], o.row[0]);
-            continue;
-        }
-        if (ready == 0) {
-            uint64_t left = n_dims < 2 ? 1 : j->size[n_dims - 2] - o.at[n_dims - 2];
-            ready = left < l->rows_per_piece ? left : l->rows_per_piece;
-            elements = piece_read(j, &l->buffers, o.row[0], n * ready);
-            piece_write(j, o.row, elements, n * ready);
-        }
-        sum += row_weight * span_sum(&l->span, j->runs, elements);
-        elements += n * j->to_bytes;
-        ready--;
+        sum += w.prefix[n_dims - 1] * sum_row(l, &o, n);
     } while ((changed = odometer_step(&o, j, n_dims - 2)) >= 0);
     return sum;
 }
@@ -432,7 +488,9 @@ static uint64_t sum_job(const struct job *j, const uint64_t *offset)
     if (offset == NULL)
         offset = nowhere;
     l.job = j;
+    l.ready = 0;
     l.rows_per_piece = rows_per_piece(j);
+    l.fused = is_plain(j) && l.rows_per_piece == 1;
     for (uint64_t column = 0, n; column < j->size[last]; column += n) {
         uint64_t begin = (offset[last] + column) * j->to_bytes;
         n = (CHUNK_BYTES - begin % 4) / j->to_bytes;

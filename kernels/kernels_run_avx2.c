@@ -24,9 +24,10 @@ static size_t to_line(const void *p)
     return (size_t)(-(uintptr_t)p & (LINE_BYTES - 1));
 }
 
-TARGET static void stream_lines(char *to, const char *from, size_t n_lines)
+TARGET static void stream_lines(char *to, const char *from, size_t n_lines, const char *ahead)
 {
     for (size_t i = 0; i < n_lines; i++) {
+        _mm_prefetch(ahead + 64 * i, _MM_HINT_T0);
         __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64 * i));
         __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64 * i + 32));
         _mm256_stream_si256((__m256i *)(void *)(to + 64 * i), a);
@@ -34,7 +35,7 @@ TARGET static void stream_lines(char *to, const char *from, size_t n_lines)
     }
 }
 
-static void copy(void *to, const void *from, size_t n_bytes, bool streaming)
+static void copy(void *to, const void *from, size_t n_bytes, bool streaming, const void *ahead)
 {
     if (!streaming || n_bytes < STREAM_LEAST_BYTES) {
         memcpy(to, from, n_bytes);
@@ -43,7 +44,8 @@ static void copy(void *to, const void *from, size_t n_bytes, bool streaming)
     size_t head = to_line(to), n_lines = (n_bytes - head) / LINE_BYTES;
     size_t tail = head + n_lines * LINE_BYTES;
     memcpy(to, from, head);
-    stream_lines((char *)to + head, (const char *)from + head, n_lines);
+    stream_lines((char *)to + head, (const char *)from + head, n_lines,
+                 ahead == NULL ? from : ahead);
     memcpy((char *)to + tail, (const char *)from + tail, n_bytes - tail);
 }
 
@@ -77,21 +79,25 @@ KERNEL_INLINE uint64_t scalar_sum(const char *words, const uint32_t *w, size_t n
     return s;
 }
 
-TARGET static uint64_t sum(const void *words, const uint32_t *w, size_t n)
+TARGET static uint64_t sum(const void *words, const uint32_t *w, size_t n, const void *ahead)
 {
-    const char *p = words;
+    const char *p = words, *next = ahead == NULL ? words : ahead;
     struct sums s = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     size_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    for (; i + 8 <= n; i += 8) {
+        _mm_prefetch(next + 4 * i, _MM_HINT_T0);
         add_words(&s, _mm256_loadu_si256((const __m256i *)(const void *)(p + 4 * i)), w + i);
+    }
     return total(&s) + scalar_sum(p + 4 * i, w + i, n - i);
 }
 
 /* Whole lines to an aligned target. */
-TARGET static uint64_t stream_sum(char *to, const char *from, const uint32_t *w, size_t n_lines)
+TARGET static uint64_t stream_sum(char *to, const char *from, const uint32_t *w, size_t n_lines,
+                                  const char *ahead)
 {
     struct sums s = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for (size_t i = 0; i < n_lines; i++) {
+        _mm_prefetch(ahead + 64 * i, _MM_HINT_T0);
         __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64 * i));
         __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64 * i + 32));
         _mm256_stream_si256((__m256i *)(void *)(to + 64 * i), a);
@@ -102,20 +108,28 @@ TARGET static uint64_t stream_sum(char *to, const char *from, const uint32_t *w,
     return total(&s);
 }
 
-static uint64_t copy_sum(void *to, const void *from, const uint32_t *w, size_t n, bool streaming)
+static uint64_t copy_sum(void *to, const void *from, const uint32_t *w, size_t n, bool streaming,
+                         const void *ahead)
 {
     size_t head = to_line(to);
     if (!streaming || 4 * n < STREAM_LEAST_BYTES || head % 4 != 0) {
-        copy(to, from, 4 * n, streaming);
-        return sum(from, w, n);
+        copy(to, from, 4 * n, streaming, ahead);
+        return sum(from, w, n, NULL);
     }
     char *out = to;
     const char *in = from;
     size_t n_lines = (4 * n - head) / LINE_BYTES, tail = head + n_lines * LINE_BYTES;
     memcpy(out, in, head);
     memcpy(out + tail, in + tail, 4 * n - tail);
-    return scalar_sum(in, w, head / 4) + stream_sum(out + head, in + head, w + head / 4, n_lines) +
+    return scalar_sum(in, w, head / 4) +
+           stream_sum(out + head, in + head, w + head / 4, n_lines, ahead == NULL ? from : ahead) +
            scalar_sum(in + tail, w + tail / 4, n - tail / 4);
+}
+
+static void prefetch(const void *p, size_t n_bytes)
+{
+    for (size_t at = 0; at < n_bytes; at += LINE_BYTES)
+        _mm_prefetch((const char *)p + at, _MM_HINT_T0);
 }
 
 static void fence(void)
@@ -128,6 +142,7 @@ const struct kernel_runs kernel_runs_avx2 = {
     .weights = weights,
     .sum = sum,
     .copy_sum = copy_sum,
+    .prefetch = prefetch,
     .bfloat16_of_float32 = bfloat16_of_float32,
     .float16_of_float32 = float16_of_float32,
     .e4m3_of_bfloat16 = e4m3_of_bfloat16,

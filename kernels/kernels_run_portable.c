@@ -9,9 +9,10 @@
 KERNEL_CAST_LOOPS()
 KERNEL_WEIGHT_LOOP()
 
-static void copy(void *to, const void *from, size_t n_bytes, bool streaming)
+static void copy(void *to, const void *from, size_t n_bytes, bool streaming, const void *ahead)
 {
     (void)streaming;
+    (void)ahead;
     memcpy(to, from, n_bytes);
 }
 
@@ -26,18 +27,26 @@ static uint32_t word_at(const void *words, size_t i)
     return word;
 }
 
-static uint64_t sum(const void *words, const uint32_t *w, size_t n)
+static uint64_t sum(const void *words, const uint32_t *w, size_t n, const void *ahead)
 {
+    (void)ahead;
     uint64_t s = 0;
     for (size_t i = 0; i < n; i++)
         s += (uint64_t)word_at(words, i) * w[i];
     return s;
 }
 
-static uint64_t copy_sum(void *to, const void *from, const uint32_t *w, size_t n, bool streaming)
+static uint64_t copy_sum(void *to, const void *from, const uint32_t *w, size_t n, bool streaming,
+                         const void *ahead)
 {
-    copy(to, from, 4 * n, streaming);
-    return sum(from, w, n);
+    copy(to, from, 4 * n, streaming, ahead);
+    return sum(from, w, n, ahead);
+}
+
+static void prefetch(const void *p, size_t n_bytes)
+{
+    (void)p;
+    (void)n_bytes;
 }
 
 static void fence(void)
@@ -49,6 +58,7 @@ const struct kernel_runs kernel_runs_portable = {
     .weights = weights,
     .sum = sum,
     .copy_sum = copy_sum,
+    .prefetch = prefetch,
     .bfloat16_of_float32 = bfloat16_of_float32,
     .float16_of_float32 = float16_of_float32,
     .e4m3_of_bfloat16 = e4m3_of_bfloat16,
