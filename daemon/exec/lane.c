@@ -124,36 +124,84 @@ static void later(uint64_t *after, uint64_t group)
         *after = group;
 }
 
-/* What the group must wait for: cells that it sends on must have been unpacked. */
+static bool writes_scratch(const struct lane *l, uint32_t item)
+{
+    uint32_t targets[LANE_MAX_TARGETS];
+    uint32_t n = attempt_targets(l->attempt, item, targets, LANE_MAX_TARGETS);
+    for (uint32_t i = 0; i < n; i++)
+        if (is_scratch(l, targets[i]))
+            return true;
+    return false;
+}
+
+static uint64_t scratch_end(const struct lane *l, const struct program_cell *c)
+{
+    const struct program_tensor *t = &program_of(l)->tensors[c->tensor];
+    struct box whole = box_whole(t->n_dims, t->shape);
+    return t->scratch_offset + box_elements(&whole) * dtype_bytes(c->wire);
+}
+
+/* Two tensors take turns in one part of the scratch. */
+static bool scratch_shared(const struct lane *l, uint32_t item, uint32_t other)
+{
+    const struct program *p = program_of(l);
+    const struct program_cell *a = &p->cells[p->items[item].cell];
+    const struct program_cell *b = &p->cells[p->items[other].cell];
+    return a->tensor != b->tensor && p->tensors[a->tensor].scratch_offset < scratch_end(l, b) &&
+           p->tensors[b->tensor].scratch_offset < scratch_end(l, a);
+}
+
+/* Whether a group under way may still unpack into, or out of, the scratch that the item goes to. */
+static bool scratch_busy(const struct lane *l, const struct lane_group *x, uint32_t item)
+{
+    for (uint32_t i = 0; i < x->n; i++) {
+        if (x->messages[i].send)
+            continue;
+        piece_foreach(l, &x->messages[i].span, y) if (writes_scratch(l, y.item) &&
+                                                      scratch_shared(l, item, y.item)) return true;
+    }
+    return false;
+}
+
+static void depend_scratch(struct lane *l, struct lane_group *g, uint32_t item)
+{
+    if (program_of(l)->scratch_bytes == 0 || !writes_scratch(l, item))
+        return;
+    for (int i = 0; i < LANE_DEPTH; i++) {
+        const struct lane_group *x = &l->groups[i];
+        if (x != g && (x->stage == LANE_WIRE || x->stage == LANE_UNPACK) &&
+            scratch_busy(l, x, item))
+            later(&g->after, x->number + 1);
+    }
+}
+
+/* What the group must wait for: cells that it sends on must have landed where it reads them. What
+ * a direct send reads and a direct receive wrote is in order on the net stream already. */
 static void depend(struct lane *l, struct lane_group *g, const struct lane_message *m)
 {
     piece_foreach(l, &m->span, x)
     {
-        const struct program_item *item = &program_of(l)->items[x.item];
-        if (m->send && l->relay_after != NULL)
-            later(&g->after, l->relay_after[item->cell]);
-        uint32_t targets[LANE_MAX_TARGETS];
-        uint32_t n = m->send ? 0 : attempt_targets(l->attempt, x.item, targets, LANE_MAX_TARGETS);
-        for (uint32_t i = 0; i < n; i++)
-            if (is_scratch(l, targets[i]))
-                later(&g->after, l->scratch_after);
+        uint32_t cell = program_of(l)->items[x.item].cell;
+        if (!m->send)
+            depend_scratch(l, g, x.item);
+        else if (l->relay_from != NULL)
+            later(&g->after, m->staged ? l->relay_landed[cell] : l->relay_unpacked[cell]);
     }
 }
 
 /* After the group is complete: what later groups must wait for. */
 static void leave_marks(struct lane *l, const struct lane_group *g, const struct lane_message *m)
 {
-    if (m->send)
-        return;
-    if (m->place != PROGRAM_NONE && is_scratch(l, m->place))
-        l->scratch_after = g->number + 1;
-    if (l->relay_after == NULL)
+    if (m->send || l->relay_from == NULL)
         return;
     piece_foreach(l, &m->span, x)
     {
         uint32_t cell = program_of(l)->items[x.item].cell;
-        if (l->relay_from[cell] != PROGRAM_NONE && l->relay_from[cell] != m->place)
-            l->relay_after[cell] = g->number + 1;
+        if (l->relay_from[cell] == PROGRAM_NONE)
+            continue;
+        l->relay_landed[cell] = g->number + 1;
+        if (l->relay_from[cell] != m->place)
+            l->relay_unpacked[cell] = g->number + 1;
     }
 }
 
@@ -590,8 +638,9 @@ static int note_relays(struct lane *l)
                 continue;
             if (l->relay_from == NULL) {
                 l->relay_from = mem_alloc(p->n_cells * sizeof(*l->relay_from));
-                l->relay_after = mem_calloc(p->n_cells, sizeof(*l->relay_after));
-                if (l->relay_from == NULL || l->relay_after == NULL)
+                l->relay_landed = mem_calloc(p->n_cells, sizeof(*l->relay_landed));
+                l->relay_unpacked = mem_calloc(p->n_cells, sizeof(*l->relay_unpacked));
+                if (l->relay_from == NULL || l->relay_landed == NULL || l->relay_unpacked == NULL)
                     return RS_ENOMEM;
                 memset(l->relay_from, 0xFF, p->n_cells * sizeof(*l->relay_from));
             }
@@ -637,5 +686,6 @@ void lane_close(struct lane *l)
             device_event_free(l->groups[i].packed);
     mem_free(l->free_slots);
     mem_free(l->relay_from);
-    mem_free(l->relay_after);
+    mem_free(l->relay_landed);
+    mem_free(l->relay_unpacked);
 }

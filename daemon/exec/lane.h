@@ -54,12 +54,10 @@ struct lane {
     struct lane_span *cursors; /* per stream, of the attempt: shared by all lanes */
     int32_t *free_slots;
     uint32_t n_free, n_slots;
-    /* Per cell, where this device relays anything: the place that it relays it from, and the last
-     * group (number + 1) that leaves the cell to be unpacked there. */
+    /* Per cell, where this device relays anything: the place that it relays it from; the last group
+     * (number + 1) that brings it there, and the last that does so by unpacking. */
     uint32_t *relay_from;
-    uint64_t *relay_after;
-    /* Scratch that is read by an unpack must not be received into before that is over. */
-    uint64_t scratch_after;
+    uint64_t *relay_landed, *relay_unpacked;
 };
 
 int lane_init(struct lane *l, struct attempt *a, uint32_t device, struct lane_span *cursors);
