@@ -374,6 +374,10 @@ int worker_hold(struct reshard_worker *w, uint64_t deadline_ns, struct link **re
     client_timespec(deadline_ns, &at);
     int timed_out = 0, r = 0;
     pthread_mutex_lock(&w->mutex);
+    if (w->state == WORKER_ATTACHED && !link_alive(w->link)) {
+        w->state = WORKER_BROKEN; /* before the thread finds out, which it does at once now */
+        rpc_stream_cancel(w->stream);
+    }
     while (w->state == WORKER_BROKEN && !w->closing && timed_out == 0)
         timed_out = pthread_cond_clockwait(&w->changed, &w->mutex, CLOCK_MONOTONIC, &at);
     if (w->closing)
