@@ -2,12 +2,12 @@
 #include <stdlib.h>
 
 #include "plan/program.h"
-#include "test/lib/plan_cases.h"
+#include "test/lib/plan_zoo.h"
 
 #include <check.h>
 
 /* DESIGN.md section 3: 8 x 8 bfloat16, two row shards on n0 to four column shards on n1. */
-static void example(struct plan_case *c, enum dtype dtype, uint64_t rows, uint64_t columns)
+static void example(struct zoo_case *c, enum dtype dtype, uint64_t rows, uint64_t columns)
 {
     uint32_t two = 2, four = 4, first = 8;
     uint64_t shape[] = {rows, columns};
@@ -38,7 +38,7 @@ static int remember(const struct plan_transfer *t, void *arg)
 
 START_TEST(design_example_gives_the_documented_summary_and_first_transfer)
 {
-    struct plan_case c;
+    struct zoo_case c;
     struct plan *p = NULL;
     struct err e = {0};
     struct seen s = {.n = 0};
@@ -77,7 +77,7 @@ END_TEST
 
 START_TEST(programs_of_all_nodes_open)
 {
-    struct plan_case c;
+    struct zoo_case c;
     struct plan *p = NULL;
     struct err e = {0};
     example(&c, DTYPE_BFLOAT16, 1024, 8192);
