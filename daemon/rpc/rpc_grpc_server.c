@@ -1,9 +1,11 @@
 /* The server over gRPC C core.
  *
- * One thread waits on the completion queue and posts each tag to the mailbox; all else, every gRPC
- * call included, happens on the loop thread. A tag is embedded in what it is about (a request slot,
- * a call, the server), which lives until the tag has come back: calls count their outstanding tags.
- * We listen and accept ourselves (rpc_listen.h) and hand connected descriptors to gRPC.
+ * All gRPC calls are made on the loop thread. A thread waits on the completion queue while there is
+ * nothing to do: it posts the first tag to the mailbox and then rests, and the loop drains the
+ * queue itself until it is dry, so that under load nothing is handed over between threads. A tag is
+ * embedded in what it is about (a request slot, a call, the server), which lives until the tag has
+ * come back: calls count their outstanding tags. We listen and accept ourselves (rpc_listen.h) and
+ * hand connected descriptors to gRPC.
  *
  * Stop: listeners close → gRPC server shutdown → its tag is back, no slot is armed, no call is left
  * → completion queue shutdown → the thread ends → handles close → freed. No batch starts after the
@@ -11,6 +13,7 @@
 #include "rpc/rpc.h"
 
 #include <inttypes.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -45,6 +48,8 @@
 /* A client cancels at its deadline by its own clock; on the wire the time left is rounded by up to
  * 1 %. */
 #define DEADLINE_SLACK_NS 20000000U
+/* Tags that the loop takes in a row before its other work. */
+#define TAGS_PER_WAKE 256
 
 /* The hand-over through gRPC is invisible to the thread sanitizer, since gRPC is not built with it.
  */
@@ -90,7 +95,9 @@ struct served {
     bool send_out;
     bool sent_initial;
     bool sent_status;
-    bool broken; /* a send failed: nothing more will go */
+    bool close_out;   /* close_tag, or send_tag in its place, will tell of the end */
+    bool close_rides; /* on send_tag: the call was answered before it was watched */
+    bool broken;      /* a send failed: nothing more will go */
     grpc_slice status_text;
     grpc_metadata trailer;
 };
@@ -103,7 +110,8 @@ struct rpc_server {
     grpc_server_credentials *credentials;
     grpc_completion_queue *cq;
     pthread_t thread;
-    bool thread_runs;
+    sem_t queue_is_dry; /* the thread rests on it while the loop drains the queue */
+    bool draining;      /* the thread rests */
     struct mailbox mailbox;
     struct mailbox_item thread_ended;
     uv_async_t async;
@@ -121,11 +129,13 @@ struct rpc_server {
     bool stopping;
     bool shut_down; /* shutdown_tag is back */
     bool queue_shut;
+    bool queue_ended; /* and the thread with it */
     void (*done)(void *arg);
     void *arg;
 };
 
 static void call_free(struct served *c);
+static void call_closed(struct served *c);
 static void finish_stop(struct rpc_server *s);
 
 /* --- tags ------------------------------------------------------------------------------------- */
@@ -144,6 +154,14 @@ static void tag_init(struct tag *t, void (*fn)(struct tag *tag, bool ok))
     t->ok = false;
 }
 
+static struct tag *tag_of(const grpc_event *e)
+{
+    struct tag *t = e->tag;
+    take_over(t);
+    t->ok = e->success != 0;
+    return t;
+}
+
 static void *wait_on_queue(void *arg)
 {
     struct rpc_server *s = arg;
@@ -151,10 +169,9 @@ static void *wait_on_queue(void *arg)
         grpc_event e = grpc_completion_queue_next(s->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
         if (e.type == GRPC_QUEUE_SHUTDOWN)
             break;
-        struct tag *t = e.tag;
-        take_over(t);
-        t->ok = e.success != 0;
-        (void)mailbox_post(&s->mailbox, &t->item);
+        (void)mailbox_post(&s->mailbox, &tag_of(&e)->item);
+        while (sem_wait(&s->queue_is_dry) != 0)
+            ; /* interrupted */
     }
     (void)mailbox_post(&s->mailbox, &s->thread_ended);
     return NULL;
@@ -166,10 +183,28 @@ static void wake_loop(void *arg)
     (void)uv_async_send(&s->async);
 }
 
+/* The thread rests: the queue is the loop's, until it is dry. */
+static void drain_queue(struct rpc_server *s)
+{
+    for (int i = 0; i < TAGS_PER_WAKE; i++) {
+        grpc_event e = grpc_completion_queue_next(s->cq, gpr_inf_past(GPR_CLOCK_REALTIME), NULL);
+        if (e.type != GRPC_OP_COMPLETE) {
+            s->draining = false;
+            (void)sem_post(&s->queue_is_dry);
+            return;
+        }
+        tag_run(&tag_of(&e)->item);
+    }
+    (void)uv_async_send(&s->async); /* the loop's other work first */
+}
+
 static void on_async(uv_async_t *async)
 {
     struct rpc_server *s = async->data;
-    (void)mailbox_drain(&s->mailbox);
+    if (mailbox_drain(&s->mailbox) > 0 && !s->queue_ended)
+        s->draining = true;
+    if (s->draining)
+        drain_queue(s);
 }
 
 /* --- a call's batches ------------------------------------------------------------------------- */
@@ -231,13 +266,21 @@ static grpc_op op_status(struct served *c)
     return op;
 }
 
+static grpc_op op_close(struct served *c)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+    op.data.recv_close_on_server.cancelled = &c->cancelled;
+    c->close_out = true;
+    return op;
+}
+
 /* One send batch at a time: the first metadata, the next message, and the status behind the last
  * one. */
 static void pump(struct rpc_call *call)
 {
     struct served *c = container_of(call, struct served, base);
     bool finishing = call->state == RPC_CALL_FINISHING;
-    grpc_op ops[3];
+    grpc_op ops[4];
     size_t n = 0;
     if (c->send_out || c->sent_status || c->broken || call->state == RPC_CALL_ENDED ||
         (call->method->kind == RPC_UNARY && !finishing))
@@ -250,6 +293,10 @@ static void pump(struct rpc_call *call)
     if (finishing && call->n_out == 0) {
         ops[n++] = op_status(c);
         c->sent_status = true;
+        if (!c->close_out) {
+            ops[n++] = op_close(c);
+            c->close_rides = true;
+        }
     }
     if (n == 0)
         return;
@@ -266,7 +313,10 @@ static void on_sent(struct tag *tag, bool ok)
     c->sending = NULL;
     c->send_out = false;
     c->broken = c->broken || !ok;
-    pump(&c->base);
+    if (c->close_rides)
+        call_closed(c);
+    else
+        pump(&c->base);
     call_unref(c);
 }
 
@@ -341,13 +391,18 @@ static int end_reason(const struct served *c)
     return RS_ECANCELED;
 }
 
+static void call_closed(struct served *c)
+{
+    queue_remove(&c->base.link);
+    c->server->n_calls--;
+    rpc_call_ended(&c->base, end_reason(c));
+}
+
 static void on_closed(struct tag *tag, bool ok)
 {
     struct served *c = container_of(tag, struct served, close_tag);
     (void)ok; /* it comes at every end */
-    queue_remove(&c->base.link);
-    c->server->n_calls--;
-    rpc_call_ended(&c->base, end_reason(c));
+    call_closed(c);
     call_unref(c);
 }
 
@@ -428,11 +483,19 @@ static bool wants_payload(const struct rpc_entry *entry)
     return entry != NULL && !rpc_kind_streams_in(entry->method->kind);
 }
 
+/* A call that is answered at once needs one batch, its end included; else its end is watched from
+ * here on. */
+static void watch_close(struct served *c)
+{
+    if (c->close_out)
+        return;
+    grpc_op op = op_close(c);
+    start(c, &op, 1, &c->close_tag);
+}
+
 static void begin(struct served *c, grpc_byte_buffer *payload, bool with_payload)
 {
-    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
-    op.data.recv_close_on_server.cancelled = &c->cancelled;
-    start(c, &op, 1, &c->close_tag);
+    c->n_refs++; /* ours, until the tags hold it */
     rpc_call_opened(&c->base);
     if (with_payload) {
         if (payload != NULL)
@@ -441,6 +504,8 @@ static void begin(struct served *c, grpc_byte_buffer *payload, bool with_payload
     } else if (c->base.state == RPC_CALL_OPEN) {
         receive_next(c);
     }
+    watch_close(c);
+    call_unref(c);
 }
 
 /* --- slots ------------------------------------------------------------------------------------ */
@@ -651,7 +716,6 @@ static int start_thread(struct rpc_server *s, struct err *e)
     int r = pthread_create(&s->thread, NULL, wait_on_queue, s);
     if (r != 0)
         return err_set(e, err_from_errno(r), "completion queue thread: %s", strerror(r));
-    s->thread_runs = true;
     return 0;
 }
 
@@ -675,6 +739,7 @@ static void destroy(struct rpc_server *s)
     mem_free(s->slots);
     rpc_services_close(&s->services);
     mailbox_close(&s->mailbox);
+    (void)sem_destroy(&s->queue_is_dry);
     mem_free(s);
 }
 
@@ -725,6 +790,7 @@ static struct rpc_server *server_new(uv_loop_t *loop, const struct rpc_server_op
         return NULL;
     s->loop = loop;
     s->options = rpc_options_with_defaults(options);
+    rs_assert(sem_init(&s->queue_is_dry, 0, 0) == 0);
     mailbox_init(&s->mailbox, wake_loop, s);
     queue_init(&s->thread_ended.link);
     s->thread_ended.fn = on_thread_ended;
@@ -767,6 +833,7 @@ static void on_thread_ended(struct mailbox_item *item)
 {
     struct rpc_server *s = container_of(item, struct rpc_server, thread_ended);
     (void)pthread_join(s->thread, NULL);
+    s->queue_ended = true;
     mailbox_shut(&s->mailbox);
     close_handles(s);
 }
