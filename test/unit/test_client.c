@@ -1,0 +1,431 @@
+/* libreshard's parts that need no daemon: memory, pieces, pages, the memory socket, JSON of
+ * answers, progress. */
+#include <check.h>
+#include <ctype.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "base/mem.h"
+#include "client/api.h"
+#include "client/link.h"
+#include "client/progress.h"
+#include "client/reshard.h"
+#include "memory/memory_socket.h"
+#include "rpc/pb_budget.h"
+
+#include "reshard.pb-c.h"
+
+#include "client/ctl_api.c" /* belongs to reshardctl, not to the library that tests link */
+
+static const char layout_text[] =
+    "{\"name\": \"l\", \"ranks\": 3, \"meshes\": [{\"name\": \"m\", \"shape\": [3], \"ranks\": [2, "
+    "0, 1]}],"
+    " \"tensors\": ["
+    "  {\"name\": \"w\", \"shape\": [7, 3], \"dtype\": \"bfloat16\", \"mesh\": \"m\", "
+    "\"placements\": [\"Shard(0)\"]},"
+    "  {\"name\": \"b\", \"shape\": [5], \"dtype\": \"float32\", \"mesh\": \"m\", \"placements\": "
+    "[\"Replicate\"]},"
+    "  {\"name\": \"r\", \"shape\": [10], \"dtype\": \"uint8\", \"regions\": ["
+    "    {\"rank\": 0, \"offset\": [0], \"size\": [4]}, {\"rank\": 1, \"offset\": [4], \"size\": "
+    "[2]},"
+    "    {\"rank\": 0, \"offset\": [6], \"size\": [4]}]}]}";
+
+static struct reshard_layout *layout(void)
+{
+    struct reshard_layout *l = NULL;
+    struct reshard_error e;
+    ck_assert_msg(reshard_layout_from_json(layout_text, sizeof layout_text - 1, &l, &e) == 0, "%s",
+                  e.text);
+    return l;
+}
+
+START_TEST(dense_pieces_follow_the_layouts_order_and_alignment)
+{
+    struct reshard_layout *l = layout();
+    uint64_t end = 0;
+    /* Rank 0 has b (20 B), two regions of r (4 B each) and, as the mesh's second, rows 3 … 5 of w
+     * (18 B): from 100 on with 64 B alignment they begin at 128, 192, 256, 320. */
+    ck_assert_int_eq(reshard_pieces_dense(l, 0, NULL, 100, 64, NULL, NULL, &end, NULL), 0);
+    ck_assert_uint_eq(end, 320 + 18);
+    /* Rank 2 is the mesh's first: rows 0 … 2 of w, no region: b at 0, w at 64. */
+    ck_assert_int_eq(reshard_pieces_dense(l, 2, NULL, 0, 0, NULL, NULL, &end, NULL), 0);
+    ck_assert_uint_eq(end, 64 + 18);
+    /* Rank 1: one row of w, one region. */
+    ck_assert_int_eq(reshard_pieces_dense(l, 1, NULL, 0, 1, NULL, NULL, &end, NULL), 0);
+    ck_assert_uint_eq(end, 20 + 2 + 6);
+    struct reshard_error e;
+    ck_assert_int_eq(reshard_pieces_dense(l, 1, NULL, 0, 48, NULL, NULL, &end, &e), RESHARD_EINVAL);
+    ck_assert_str_eq(e.text, "dense pieces: align 48 is no power of two");
+    ck_assert_int_eq(reshard_pieces_dense(l, 1, NULL, INT64_MAX, 1, NULL, NULL, &end, &e),
+                     RESHARD_EINVAL);
+    reshard_layout_free(l);
+}
+END_TEST
+
+START_TEST(a_layout_tells_its_tensors_and_shards)
+{
+    struct reshard_layout *l = layout();
+    struct reshard_box boxes[3];
+    struct reshard_tensor t;
+    ck_assert_str_eq(reshard_layout_name(l), "l");
+    ck_assert_uint_eq(reshard_layout_n_ranks(l), 3);
+    ck_assert_uint_eq(reshard_layout_n_tensors(l), 3);
+    ck_assert_int_eq(reshard_layout_find(l, "r"), 1);
+    ck_assert_int_eq(reshard_layout_find(l, "nobody"), -1);
+    ck_assert_int_eq(reshard_layout_tensor(l, 2, &t), 0);
+    ck_assert_str_eq(t.name, "w");
+    ck_assert_str_eq(t.dtype, "bfloat16");
+    ck_assert_uint_eq(t.shape[1], 3);
+    ck_assert_int_eq(reshard_layout_tensor(l, 3, &t), RESHARD_EINVAL);
+    ck_assert_uint_eq(reshard_layout_shards(l, 1, 0, boxes, 3), 2);
+    ck_assert_uint_eq(boxes[1].offset[0], 6);
+    ck_assert_uint_eq(boxes[1].size[0], 4);
+    ck_assert_uint_eq(reshard_layout_shards(l, 1, 0, NULL, 0), 2);
+    ck_assert_uint_eq(reshard_layout_shards(l, 2, 1, boxes, 1), 1);
+    ck_assert_uint_eq(boxes[0].offset[0], 6); /* c = ceil(7/3) = 3: rank 1 is the mesh's third */
+    ck_assert_uint_eq(boxes[0].size[0], 1);
+    ck_assert_uint_eq(reshard_layout_rank_bytes(l, 0), 20 + 8 + 18);
+    reshard_layout_free(l);
+}
+END_TEST
+
+static int memfd(uint64_t bytes, bool seal, bool allocate)
+{
+    int fd = memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    if (allocate)
+        ck_assert_int_eq(fallocate(fd, 0, 0, (off_t)bytes), 0);
+    if (seal)
+        ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    return fd;
+}
+
+static void refused(int fd, uint64_t bytes, const char *why)
+{
+    struct reshard_segment *s = NULL;
+    struct reshard_error e;
+    ck_assert_int_eq(reshard_segment_adopt(NULL, fd, bytes, 0, &s, &e), RESHARD_EINVAL);
+    ck_assert_msg(strstr(e.text, why) != NULL, "%s", e.text);
+    ck_assert_ptr_null(s);
+    close(fd);
+}
+
+START_TEST(memory_that_could_vanish_is_not_handed_over)
+{
+    refused(memfd(8192, false, true), 8192, "add F_SEAL_SHRINK");
+    refused(memfd(8192, true, false), 8192, "8192 of 8192 bytes");
+    refused(memfd(4096, true, true), 8192, "at least 8192 bytes");
+    int pipes[2];
+    ck_assert_int_eq(pipe(pipes), 0);
+    refused(pipes[0], 1, "is not a memfd");
+    close(pipes[1]);
+}
+END_TEST
+
+/* ---- pages -------------------------------------------------------------------------------------
+ */
+
+static uint32_t seventh(const struct reshard_segment *s, void *arg)
+{
+    (void)s;
+    (void)arg;
+    return 7;
+}
+
+static void piece_is(const Reshard__V1__BindingPiece *p, uint64_t number)
+{
+    ck_assert_str_eq(p->tensor, "w");
+    ck_assert_uint_eq(p->segment, 7);
+    ck_assert_uint_eq(p->offset_bytes, number);
+    ck_assert_uint_eq(p->n_stride_bytes, number % 2 == 0 ? 0 : 2);
+    ck_assert_ptr_nonnull(p->box);
+    ck_assert_uint_eq(p->box->n_offset, 2);
+    ck_assert_uint_eq(p->box->offset[1], number + 1);
+    if (number % 2 == 1)
+        ck_assert_int_eq(p->stride_bytes[0], 128);
+}
+
+START_TEST(bindings_of_any_number_are_cut_into_pages_in_order)
+{
+    enum { N = 1300 };
+    struct reshard_piece *pieces = calloc(N, sizeof *pieces);
+    for (uint64_t i = 0; i < N; i++)
+        pieces[i] = (struct reshard_piece){.tensor = "w",
+                                           .offset_bytes = i,
+                                           .dense = i % 2 == 0,
+                                           .box = {2, {0, i + 1}, {1, 1}},
+                                           .stride_bytes = {128, 2}};
+    struct api_pages pages = {0};
+    ck_assert_int_eq(api_pages_add(&pages, true, pieces, N, seventh, NULL, NULL), 0);
+    uint64_t number = 0;
+    for (size_t i = 0; i < pages.n_pages; i++) {
+        void *message;
+        struct err e = {0};
+        ck_assert_msg(pb_unpack(&reshard__v1__attach_request__descriptor, pages.pages[i].data,
+                                pages.pages[i].n_bytes, NULL, &message, &e) == 0,
+                      "%s", e.text);
+        const Reshard__V1__AttachRequest *m = message;
+        ck_assert_int_eq((int)m->message_case, RESHARD__V1__ATTACH_REQUEST__MESSAGE_BINDINGS);
+        ck_assert(m->bindings->shadow);
+        for (size_t k = 0; k < m->bindings->n_pieces; k++)
+            piece_is(m->bindings->pieces[k], number++);
+        pb_free(message);
+    }
+    ck_assert_uint_eq(number, N);
+    api_pages_close(&pages);
+    free(pieces);
+}
+END_TEST
+
+/* ---- the memory socket --------------------------------------------------------------------------
+ */
+
+struct peer {
+    char path[96];
+    int listener;
+    struct memory_record answer; /* to the hello; request is echoed */
+    size_t answer_bytes;
+    pthread_t thread;
+};
+
+static void *peer_run(void *arg)
+{
+    struct peer *p = arg;
+    struct memory_record record;
+    int fd = accept(p->listener, NULL, NULL);
+    if (recv(fd, &record, sizeof record, MSG_WAITALL) == (ssize_t)sizeof record)
+        (void)!write(fd, &p->answer, p->answer_bytes);
+    if (p->answer_bytes == sizeof p->answer)
+        (void)recv(fd, &record, 1, 0); /* until the client goes */
+    close(fd);
+    return NULL;
+}
+
+static void peer_start(struct peer *p)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    (void)snprintf(p->path, sizeof p->path, "/tmp/test_client.%ld", (long)getpid());
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s.mem", p->path);
+    (void)unlink(a.sun_path);
+    p->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(p->listener, (const struct sockaddr *)&a, sizeof a), 0);
+    ck_assert_int_eq(listen(p->listener, 1), 0);
+    ck_assert_int_eq(pthread_create(&p->thread, NULL, peer_run, p), 0);
+}
+
+static int peer_hello(struct peer *p, struct err *e)
+{
+    struct link *l = NULL;
+    char path[110];
+    peer_start(p);
+    int r = link_open(p->path, deadline_after_ms(500), &l, e);
+    link_unref(l);
+    ck_assert_int_eq(pthread_join(p->thread, NULL), 0);
+    close(p->listener);
+    (void)snprintf(path, sizeof path, "%s.mem", p->path);
+    (void)unlink(path);
+    return r;
+}
+
+static struct peer welcome(void)
+{
+    struct peer p = {.answer = {.magic = MEMORY_SOCKET_MAGIC,
+                                .type = MEMORY_WELCOME,
+                                .protocol = MEMORY_SOCKET_PROTOCOL,
+                                .incarnation = 9},
+                     .answer_bytes = sizeof p.answer};
+    memset(p.answer.token, 'a', MEMORY_SOCKET_TOKEN_BYTES - 1);
+    return p;
+}
+
+START_TEST(a_welcome_is_believed_only_when_whole_and_right)
+{
+    struct err e = {0};
+    struct peer p = welcome();
+    ck_assert_int_eq(peer_hello(&p, &e), 0);
+    p = welcome();
+    p.answer.magic ^= 1;
+    ck_assert_int_eq(peer_hello(&p, &e), RS_EPROTO);
+    p = welcome();
+    p.answer.protocol = 2;
+    ck_assert_int_eq(peer_hello(&p, &e), RS_EPROTO);
+    ck_assert_str_eq(e.text, "hello: the daemon speaks protocol 2, this library 1");
+    p = welcome();
+    p.answer.token[3] = '\0';
+    ck_assert_int_eq(peer_hello(&p, &e), RS_EPROTO);
+    p = welcome();
+    p.answer_bytes = 100;
+    ck_assert_int_eq(peer_hello(&p, &e), RS_EUNAVAIL);
+    p = welcome();
+    p.answer.code = RS_EEXHAUSTED;
+    (void)snprintf(p.answer.text, sizeof p.answer.text, "1024 clients are connected");
+    ck_assert_int_eq(peer_hello(&p, &e), RS_EEXHAUSTED);
+    ck_assert_str_eq(e.text, "hello: 1024 clients are connected");
+}
+END_TEST
+
+START_TEST(no_daemon_and_a_path_that_is_too_long_are_told_apart)
+{
+    struct err e = {0};
+    struct link *l = NULL;
+    char path[200];
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = '\0';
+    ck_assert_int_eq(link_open("/nonexistent/d.sock", deadline_after_ms(100), &l, &e), RS_EUNAVAIL);
+    ck_assert_int_eq(link_open(path, deadline_after_ms(100), &l, &e), RS_EINVAL);
+    struct reshard_client *c = NULL;
+    ck_assert_int_eq(reshard_connect("/nonexistent/d.sock", 100, &c, NULL), RESHARD_EUNAVAIL);
+    ck_assert_ptr_null(c);
+}
+END_TEST
+
+/* ---- answers as JSON
+ * --------------------------------------------------------------------------------- */
+
+static void *packed_status(size_t *ret_n)
+{
+    Reshard__V1__WorkerStatus worker = RESHARD__V1__WORKER_STATUS__INIT;
+    Reshard__V1__ModelStatus model = RESHARD__V1__MODEL_STATUS__INIT;
+    Reshard__V1__StatusReply m = RESHARD__V1__STATUS_REPLY__INIT;
+    Reshard__V1__WorkerStatus *workers[] = {&worker};
+    Reshard__V1__ModelStatus *models[] = {&model};
+    uint32_t domains[] = {0, 1};
+    worker.worker = UINT64_C(0xfedcba9876543210);
+    worker.state = RESHARD__V1__WORKER_STATE__WORKER_TORN;
+    worker.receive = RESHARD__V1__RECEIVE__RECEIVE_IN_PLACE;
+    worker.pid = -5;
+    worker.segment_bytes = UINT64_MAX;
+    model.model = (char *)(uintptr_t) "qwen \"3\"";
+    model.n_workers = 1;
+    model.workers = workers;
+    m.n_models = 1;
+    m.models = models;
+    m.n_domain_of_device = 2;
+    m.domain_of_device = domains;
+    *ret_n = protobuf_c_message_get_packed_size(&m.base);
+    void *data = malloc(*ret_n);
+    protobuf_c_message_pack(&m.base, data);
+    return data;
+}
+
+START_TEST(answers_become_json_with_hex_ids_and_plain_enum_names)
+{
+    size_t n;
+    void *data = packed_status(&n);
+    json_t *j = NULL;
+    ck_assert_int_eq(ctl_decode(CTL_STATUS, data, n, &j, NULL), 0);
+    const json_t *m = json_array_get(json_object_get(j, "models"), 0);
+    const json_t *w = json_array_get(json_object_get(m, "workers"), 0);
+    ck_assert_str_eq(json_string_value(json_object_get(m, "model")), "qwen \"3\"");
+    ck_assert_ptr_null(json_object_get(m, "in_flight"));
+    ck_assert_str_eq(json_string_value(json_object_get(w, "worker")), "fedcba9876543210");
+    ck_assert_str_eq(json_string_value(json_object_get(w, "state")), "torn");
+    ck_assert_str_eq(json_string_value(json_object_get(w, "receive")), "in_place");
+    ck_assert_str_eq(json_string_value(json_object_get(w, "side")), "unspecified");
+    ck_assert_int_eq(json_integer_value(json_object_get(w, "pid")), -5);
+    ck_assert_int_eq(json_integer_value(json_object_get(w, "segment_bytes")), INT64_MAX);
+    ck_assert_uint_eq(json_array_size(json_object_get(j, "domain_of_device")), 2);
+    json_decref(j);
+    ck_assert_int_eq(ctl_decode(CTL_STATUS, "\x0a\x05x", 3, &j, NULL), RS_EINVAL);
+    free(data);
+}
+END_TEST
+
+/* ---- progress
+ * ---------------------------------------------------------------------------------------- */
+
+START_TEST(rate_and_time_left_follow_the_newest_two_seconds)
+{
+    struct progress p = {0};
+    const uint64_t ms = 1000000;
+    ck_assert(progress_eta_s(&p) < 0);
+    /* Ten seconds at 100 B/s, then five at 1000 B/s, told every 100 ms. */
+    uint64_t landed = 0;
+    for (uint64_t t = 0; t <= 15000; t += 100) {
+        progress_add(&p, t * ms, landed, 10000);
+        if (t == 10000)
+            ck_assert_double_eq_tol(progress_rate(&p), 100, 1);
+        landed += t < 10000 ? 10 : 100;
+    }
+    ck_assert_double_eq_tol(progress_rate(&p), 1000, 1);
+    ck_assert_double_eq_tol(progress_share(&p), 0.6, 1e-9);
+    ck_assert_double_eq_tol(progress_eta_s(&p), 4, 0.01);
+    progress_add(&p, 15100 * ms, 5, 10000); /* another attempt begins */
+    ck_assert(progress_rate(&p) == 0);
+    ck_assert(progress_eta_s(&p) < 0);
+}
+END_TEST
+
+START_TEST(a_bar_is_as_full_as_its_share)
+{
+    char bar[13];
+    ck_assert_str_eq(progress_bar(0, 10, bar), "[..........]");
+    ck_assert_str_eq(progress_bar(0.55, 10, bar), "[#####.....]");
+    ck_assert_str_eq(progress_bar(1.7, 10, bar), "[##########]");
+}
+END_TEST
+
+/* ---- memory that runs out
+ * -------------------------------------------------------------------------------- */
+
+static int everything(const void *status, size_t n_status)
+{
+    struct reshard_layout *l = NULL;
+    struct reshard_piece piece = {.tensor = "w", .dense = true, .whole_shard = true};
+    struct api_pages pages = {0};
+    uint64_t end;
+    json_t *j = NULL;
+    int r = reshard_layout_from_json(layout_text, sizeof layout_text - 1, &l, NULL);
+    if (r == 0)
+        r = reshard_pieces_dense(l, 0, NULL, 0, 0, NULL, NULL, &end, NULL);
+    if (r == 0)
+        r = api_pages_add(&pages, false, &piece, 1, seventh, NULL, NULL);
+    if (r == 0)
+        r = ctl_decode(CTL_STATUS, status, n_status, &j, NULL);
+    json_decref(j);
+    api_pages_close(&pages);
+    reshard_layout_free(l);
+    return r;
+}
+
+START_TEST(each_allocation_that_fails_is_reported_and_nothing_leaks)
+{
+    size_t n;
+    void *data = packed_status(&n);
+    for (long i = 1;; i++) {
+        mem_fail_at(i);
+        int r = everything(data, n);
+        if (!mem_failed()) {
+            mem_fail_at(0);
+            ck_assert_int_eq(r, 0);
+            ck_assert_int_gt(i, 10);
+            break;
+        }
+        ck_assert_msg(r == RS_ENOMEM || r == RS_EEXHAUSTED, "allocation %ld: code %d", i, r);
+    }
+    free(data);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(dense_pieces_follow_the_layouts_order_and_alignment)                                         \
+    X(a_layout_tells_its_tensors_and_shards)                                                       \
+    X(memory_that_could_vanish_is_not_handed_over)                                                 \
+    X(bindings_of_any_number_are_cut_into_pages_in_order)                                          \
+    X(a_welcome_is_believed_only_when_whole_and_right)                                             \
+    X(no_daemon_and_a_path_that_is_too_long_are_told_apart)                                        \
+    X(answers_become_json_with_hex_ids_and_plain_enum_names)                                       \
+    X(rate_and_time_left_follow_the_newest_two_seconds)                                            \
+    X(a_bar_is_as_full_as_its_share)                                                               \
+    X(each_allocation_that_fails_is_reported_and_nothing_leaks)
+#include "test/lib/main.h"
