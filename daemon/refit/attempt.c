@@ -11,8 +11,7 @@
 
 #define ULL(x) ((unsigned long long)(x))
 
-/* --- nodes
- * ---------------------------------------------------------------------------------------- */
+/* --- nodes --- */
 
 struct refit_node *refit_node(const struct refit *r, uint32_t node)
 {
@@ -53,8 +52,7 @@ static struct refit_node *answering_node(const struct step *s)
     return n != NULL && n->taking_part ? n : NULL;
 }
 
-/* --- a clean slate
- * ---------------------------------------------------------------------------------- */
+/* --- a clean slate --- */
 
 void attempt_clear(struct refit *r)
 {
@@ -95,11 +93,10 @@ void attempt_begun_written(struct step *s, const struct refit_write *w, int code
     if (code == 0)
         attempt_begin(s);
     else
-        attempt_abort(s, code, "the attempt could not be recorded");
+        attempt_call_off(s, code, "the attempt could not be recorded");
 }
 
-/* --- gather: who takes part
- * ------------------------------------------------------------------------- */
+/* --- gather: who takes part --- */
 
 static bool source_ready(const struct refit *r, const struct refit_version *v,
                          const struct refit_worker *w)
@@ -257,7 +254,7 @@ void attempt_epoch_written(struct step *s, const struct refit_write *w, int code
         return;
     r->epoch_writing = false;
     if (code != 0)
-        attempt_abort(s, code, "the epoch could not be recorded");
+        attempt_call_off(s, code, "the epoch could not be recorded");
 }
 
 static void gather(struct step *s)
@@ -276,7 +273,7 @@ static void gather(struct step *s)
     v->epoch = r->epoch;
     r->planning = true;
     if (v->publication != 0 && r->publication != 0 && v->publication != r->publication) {
-        attempt_abort(
+        attempt_call_off(
             s, RS_EEXIST,
             step_text(s,
                       "version %llu was published with other content than in an earlier attempt "
@@ -290,8 +287,7 @@ static void gather(struct step *s)
     a->epoch = v->epoch;
 }
 
-/* --- plan, prepare, start
- * ------------------------------------------------------------------------------- */
+/* --- plan, prepare, start --- */
 
 static struct refit_action *put_node(struct step *s, enum refit_action_type type,
                                      const struct refit_node *n)
@@ -313,7 +309,7 @@ void attempt_planned(struct step *s)
     if (v == NULL || !r->planning || ev->planned.attempt != v->attempt)
         return;
     if (ev->planned.code != 0) {
-        attempt_abort(
+        attempt_call_off(
             s, ev->planned.code,
             step_text(s, "planning: %s",
                       ev->planned.text == NULL ? err_name(ev->planned.code) : ev->planned.text));
@@ -405,8 +401,7 @@ static void await_ready(struct step *s)
         start(s);
 }
 
-/* --- transfer
- * ------------------------------------------------------------------------------------------- */
+/* --- transfer --- */
 
 void attempt_release_sources(struct step *s, struct refit_version *v)
 {
@@ -495,7 +490,7 @@ static void ask_accept(struct step *s)
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++)
             if (l->instances[i].taking_part)
-                attempt_settle(s, l, i, "");
+                attempt_settled(s, l, i, "");
 }
 
 static void all_staged(struct step *s)
@@ -534,10 +529,9 @@ void attempt_staged(struct step *s)
         all_staged(s);
 }
 
-/* --- accept, commit
- * ------------------------------------------------------------------------------------- */
+/* --- accept, commit --- */
 
-void attempt_settle(struct step *s, struct refit_layout *l, uint32_t index, const char *why)
+void attempt_settled(struct step *s, struct refit_layout *l, uint32_t index, const char *why)
 {
     struct refit_instance *instance = &l->instances[index];
     if (instance->verdict != REFIT_NO_VERDICT)
@@ -631,7 +625,7 @@ static void judge(struct step *s)
         possible += t.part - t.rejected;
     }
     if (!can_hold || possible == 0)
-        attempt_abort(s, RS_EABORTED, rejections_text(s));
+        attempt_call_off(s, RS_EABORTED, rejections_text(s));
     else if (holds && accepted > 0)
         commit(s);
 }
@@ -655,7 +649,7 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
     rs_assert(v != NULL && r->committing && v->attempt == w->attempt);
     r->committing = false;
     if (code != 0) {
-        attempt_abort(
+        attempt_call_off(
             s, code,
             step_text(s, "the commit could not be recorded: %s",
                       s->ev->durable.text == NULL ? err_name(code) : s->ev->durable.text));
@@ -690,9 +684,7 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
     queue_next(s);
 }
 
-/* --- abort
- * ------------------------------------------------------------------------------------------------
- */
+/* --- abort --- */
 
 static bool quiet(const struct refit *r)
 {
@@ -727,7 +719,7 @@ static void finish(struct step *s)
     (void)step_persist(s, WRITE_BEGIN, v);
 }
 
-void attempt_abort(struct step *s, int code, const char *text)
+void attempt_call_off(struct step *s, int code, const char *text)
 {
     struct refit *r = s->r;
     struct refit_version *v = r->in_flight;
@@ -781,7 +773,7 @@ static bool can_do_without(const struct refit *r)
 static void abort_excluding(struct step *s, int code, const char *text)
 {
     s->r->again = can_do_without(s->r);
-    attempt_abort(s, code, text);
+    attempt_call_off(s, code, text);
 }
 
 void attempt_failed(struct step *s)
@@ -798,7 +790,7 @@ void attempt_failed(struct step *s)
     const struct refit_worker *w =
         ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
     if (w == NULL || !w->taking_part || w->layout->side != REFIT_DESTINATION) {
-        attempt_abort(s, code, text);
+        attempt_call_off(s, code, text);
         return;
     }
     exclude(w, text);
@@ -850,7 +842,7 @@ void attempt_node_lost(struct step *s)
         if (exclude_node(r, n->node, text))
             abort_excluding(s, RS_EPEER, text);
         else
-            attempt_abort(s, RS_EPEER, text);
+            attempt_call_off(s, RS_EPEER, text);
     }
 }
 
@@ -865,19 +857,17 @@ void attempt_worker_lost(struct step *s, struct refit_worker *w)
         return; /* everything of it has been read */
     const char *text = step_text(s, "%s left: %s", worker_name(s, w), w->gone_reason);
     if (w->layout->side == REFIT_SOURCE) {
-        attempt_abort(s, RS_EABORTED, text);
+        attempt_call_off(s, RS_EABORTED, text);
     } else if (phase == REFIT_ACCEPTING) {
         w->verdict = REFIT_WORKER_REJECTED;
-        attempt_settle(s, w->layout, w->layout->instance_of_rank[w->rank], text);
+        attempt_settled(s, w->layout, w->layout->instance_of_rank[w->rank], text);
     } else {
         exclude(w, text);
         abort_excluding(s, RS_EABORTED, text);
     }
 }
 
-/* --- time
- * -------------------------------------------------------------------------------------------------
- */
+/* --- time --- */
 
 static void expel_silent(struct step *s)
 {
@@ -925,7 +915,7 @@ void attempt_deadline(struct step *s)
         exclude_not_ready(r);
         abort_excluding(s, RS_EDEADLINE, text);
     } else {
-        attempt_abort(s, RS_EDEADLINE, text);
+        attempt_call_off(s, RS_EDEADLINE, text);
     }
 }
 

@@ -115,12 +115,12 @@ void attempt_begun_written(struct step *s, const struct refit_write *w, int code
 void attempt_epoch_written(struct step *s, const struct refit_write *w, int code);
 void attempt_commit_written(struct step *s, const struct refit_write *w, int code);
 /* Ends the attempt in flight; `text` is copied. Not while committing. */
-void attempt_abort(struct step *s, int code, const char *text);
+void attempt_call_off(struct step *s, int code, const char *text);
 void attempt_clear(struct refit *r);
 /* True while workers and nodes have been chosen: from PLAN on. */
 bool attempt_chosen(const struct refit *r);
 /* While ACCEPTING: an instance whose workers have all accepted has; one rejection rejects it. */
-void attempt_settle(struct step *s, struct refit_layout *l, uint32_t instance, const char *why);
+void attempt_settled(struct step *s, struct refit_layout *l, uint32_t instance, const char *why);
 struct refit_node *refit_node(const struct refit *r, uint32_t node);
 struct refit_node *refit_node_get(struct refit *r, uint32_t node);
 /* Tells the sources that have published this version that they may write again; once per

@@ -9,8 +9,7 @@
 
 #define ULL(x) ((unsigned long long)(x))
 
-/* --- the list
- * --------------------------------------------------------------------------------------- */
+/* --- the list --- */
 
 struct refit_version *refit_find_version(const struct refit *r, uint64_t version)
 {
@@ -82,8 +81,7 @@ uint32_t version_min_instances(const struct refit_version *v, const struct refit
     return l->n_instances;
 }
 
-/* --- submit
- * ------------------------------------------------------------------------------------------- */
+/* --- submit --- */
 
 /* What SUBMIT allocates, all before anything is changed. */
 struct parcel {
@@ -361,8 +359,7 @@ int queue_submit(struct step *s)
     return 0;
 }
 
-/* --- submitted
- * ------------------------------------------------------------------------------------------ */
+/* --- submitted --- */
 
 /* Settles the requests that this transaction carried: durable, or never there. */
 static void requests_settle(struct refit_version *v, uint64_t sequence, int code)
@@ -467,9 +464,7 @@ void queue_next(struct step *s)
     (void)step_persist(s, WRITE_BEGIN, v);
 }
 
-/* --- ends
- * ------------------------------------------------------------------------------------------------
- */
+/* --- ends --- */
 
 void queue_end(struct step *s, struct refit_version *v, enum refit_phase end)
 {
@@ -560,7 +555,7 @@ void queue_abort(struct step *s)
         return; /* it ends already */
     if (v == r->in_flight) {
         if (!r->committing) /* else the ledger decides; the waiter hears of it */
-            attempt_abort(s, RS_EABORTED, why);
+            attempt_call_off(s, RS_EABORTED, why);
         return;
     }
     if (v == r->queued)

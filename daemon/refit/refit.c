@@ -73,8 +73,7 @@ void refit_update_close(struct refit_update *u)
     *u = (struct refit_update){0};
 }
 
-/* --- room
- * ----------------------------------------------------------------------------------------- */
+/* --- room --- */
 
 /* The most that one step can put: every worker is told at most four things (aborted, released, a
  * question of the next version, its mark), every node two, every waiter one answer, every instance
@@ -185,8 +184,7 @@ void step_mark(struct step *s, const struct refit_version *v, const char *name, 
     a->wall_ns = s->ev->wall_ns > ago ? s->ev->wall_ns - ago : 0;
 }
 
-/* --- records
- * -------------------------------------------------------------------------------------- */
+/* --- records --- */
 
 struct ledger_record *step_record(struct step *s, enum ledger_kind kind)
 {
@@ -274,8 +272,7 @@ uint64_t step_persist(struct step *s, enum write_kind kind, struct refit_version
     return a->sequence;
 }
 
-/* --- waiters
- * -------------------------------------------------------------------------------------- */
+/* --- waiters --- */
 
 void step_wait(struct step *s, const struct refit_waiter *w)
 {
@@ -321,8 +318,7 @@ uint64_t deadline_after(const struct step *s, uint32_t ms)
     return s->ev->now_ns + (uint64_t)ms * MS;
 }
 
-/* --- dispatch
- * ------------------------------------------------------------------------------------- */
+/* --- dispatch --- */
 
 /* The write that the ledger answers: the oldest, or a repeated answer, which is nothing. */
 static bool take_write(struct refit *r, uint64_t sequence, struct refit_write *ret)

@@ -96,8 +96,7 @@ struct refit_bytes {
     uint64_t landed, network, domain, device, skipped, total, network_minimum;
 };
 
-/* --- what the service may read (never write)
- * ------------------------------------------------------ */
+/* --- what the service may read (never write) --- */
 
 /* How many instances of a layout must accept. */
 struct refit_policy {
@@ -247,8 +246,7 @@ struct refit {
     size_t n_writes, writes_capacity;
 };
 
-/* --- events
- * ----------------------------------------------------------------------------------------- */
+/* --- events --- */
 
 enum refit_event_type {
     REFIT_EV_LAYOUT = 1, /* a layout belongs (or may come to belong) to the model */
@@ -392,8 +390,7 @@ struct refit_event {
     };
 };
 
-/* --- actions
- * ---------------------------------------------------------------------------------------- */
+/* --- actions --- */
 
 enum refit_action_type {
     REFIT_DO_PERSIST =
@@ -455,8 +452,7 @@ struct refit_update {
 void refit_update_init(struct refit_update *u);
 void refit_update_close(struct refit_update *u);
 
-/* --- the decider
- * ------------------------------------------------------------------------------------ */
+/* --- the decider --- */
 
 /* NULL: no memory. config NULL: defaults. */
 struct refit *refit_new(const char *model, const struct refit_config *config);
@@ -471,8 +467,7 @@ int refit_step(struct refit *r, const struct refit_event *ev, struct refit_updat
  * makes no sense. */
 int refit_restore(struct refit *r, const struct ledger_record *row, struct err *e);
 
-/* --- questions
- * -------------------------------------------------------------------------------------- */
+/* --- questions --- */
 
 struct refit_version *refit_find_version(const struct refit *r, uint64_t version);
 struct refit_worker *refit_find_worker(const struct refit *r, uint64_t worker);

@@ -31,8 +31,7 @@ const char *worker_name(struct step *s, const struct refit_worker *w)
     return step_text(s, "%.512s/rank %u", w->layout->name, w->rank);
 }
 
-/* --- fitness
- * ---------------------------------------------------------------------------------------- */
+/* --- fitness --- */
 
 /* A committed version in the shadow that is neither applied nor skipped: not to be written over. */
 static bool shadow_waits(const struct refit *r, const struct refit_version *v,
@@ -79,8 +78,7 @@ enum instance_fitness instance_fitness(const struct refit *r, const struct refit
     return worst;
 }
 
-/* --- what is missing
- * ---------------------------------------------------------------------------------- */
+/* --- what is missing --- */
 
 struct walk {
     size_t n, max;
@@ -283,8 +281,7 @@ const char *missing_text(struct step *s, const struct refit_version *v)
     return step_text(s, "%.900s and %zu more", j.text, n - NAMED);
 }
 
-/* --- states
- * --------------------------------------------------------------------------------------------- */
+/* --- states --- */
 
 const char *refit_worker_state_name(int state)
 {

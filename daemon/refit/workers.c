@@ -19,8 +19,7 @@ static void agree(struct step *s)
     step_reply(s, s->ev->cookie, 0, "");
 }
 
-/* --- layouts
- * ------------------------------------------------------------------------------------------ */
+/* --- layouts --- */
 
 static bool layout_alive(const struct refit *r, const struct refit_layout *l)
 {
@@ -179,8 +178,7 @@ int workers_layout(struct step *s)
     return 0;
 }
 
-/* --- attach and leave
- * ------------------------------------------------------------------------------------ */
+/* --- attach and leave --- */
 
 static void reply_attached(struct step *s, const struct refit_worker *w)
 {
@@ -329,8 +327,7 @@ void workers_sweep(struct refit *r)
     }
 }
 
-/* --- sources
- * --------------------------------------------------------------------------------------------- */
+/* --- sources --- */
 
 int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version, struct err *e)
 {
@@ -373,8 +370,7 @@ void workers_published(struct step *s)
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }
 
-/* --- destinations
- * ---------------------------------------------------------------------------------------- */
+/* --- destinations --- */
 
 /* The live destination worker, or NULL and a refusal. */
 static struct refit_worker *destination(struct step *s, uint64_t worker)
@@ -450,7 +446,7 @@ static void verdict_in_flight(struct step *s, struct refit_worker *w)
         const char *why = ev->verdict.reason == NULL || ev->verdict.reason[0] == '\0'
                               ? "no reason given"
                               : ev->verdict.reason;
-        attempt_settle(s, w->layout, w->layout->instance_of_rank[w->rank],
+        attempt_settled(s, w->layout, w->layout->instance_of_rank[w->rank],
                        step_text(s, "rank %u: %.200s", w->rank, why));
     }
     agree(s);
@@ -487,9 +483,7 @@ void workers_verdict(struct step *s)
                          known->reason[0] == '\0' ? "" : ": ", known->reason));
 }
 
-/* --- apply
- * ------------------------------------------------------------------------------------------------
- */
+/* --- apply --- */
 
 /* NULL, or why this worker can't apply (or skip) that version. */
 static const char *apply_fault(struct step *s, const struct refit_worker *w)
@@ -580,9 +574,7 @@ void workers_node_lost(struct step *s, uint32_t node)
                         "the data plane ended while it applied: live memory is torn; apply again");
 }
 
-/* --- marks
- * ------------------------------------------------------------------------------------------------
- */
+/* --- marks --- */
 
 void workers_mark(struct step *s)
 {
