@@ -7,7 +7,6 @@
 #ifndef RS_TEST_RIG_H
 #define RS_TEST_RIG_H
 
-#include <check.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -30,6 +29,24 @@
 #include "plan/plan.h"
 #include "plan/planner.h"
 #include "plan/program.h"
+
+/* Asserts of its own, since benchmarks use it without Check: they print and abort. */
+#define rig_assert_msg(cond, ...)                                                                  \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond);                             \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+#define rig_assert(cond)    rig_assert_msg(cond, "failed")
+#define rig_assert_eq(a, b) rig_assert_msg((a) == (b), "failed")
+#define rig_assert_ne(a, b) rig_assert_msg((a) != (b), "failed")
+#define rig_assert_ge(a, b) rig_assert_msg((a) >= (b), "failed")
+#define rig_assert_le(a, b) rig_assert_msg((a) <= (b), "failed")
+#define rig_assert_lt(a, b) rig_assert_msg((a) < (b), "failed")
+#define rig_assert_gt(a, b) rig_assert_msg((a) > (b), "failed")
 
 enum { RIG_MAX_LAYOUTS = 3, RIG_MAX_DEVICES = 16, RIG_POISON = 0xA5, RIG_MODEL = 5 };
 
@@ -242,11 +259,11 @@ static inline void rig_allocate(struct rig_memory *m, const struct layout *l, ui
     }
     m->bytes = (m->bytes + 4096) / 4096 * 4096;
     m->fd = memfd_create("rig", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    ck_assert_int_ge(m->fd, 0);
-    ck_assert_int_eq(ftruncate(m->fd, (off_t)m->bytes), 0);
+    rig_assert_ge(m->fd, 0);
+    rig_assert_eq(ftruncate(m->fd, (off_t)m->bytes), 0);
     m->data = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, m->fd, 0);
-    ck_assert_ptr_ne(m->data, MAP_FAILED);
-    ck_assert_int_eq(fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    rig_assert_ne(m->data, MAP_FAILED);
+    rig_assert_eq(fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
     memset(m->data, RIG_POISON, m->bytes);
 }
 
@@ -267,12 +284,13 @@ static inline struct wire_header rig_header(struct rig *r, uint32_t type, uint64
 static inline void rig_take_progress(struct rig *r)
 {
     struct wire_progress p;
-    ck_assert_uint_eq(r->packet->header.body_bytes, sizeof(p));
+    rig_assert_eq(r->packet->header.body_bytes, sizeof(p));
     memcpy(&p, r->packet->body, sizeof(p));
-    ck_assert_uint_ge(p.done_bytes, r->progress.done_bytes);
-    ck_assert_uint_le(p.done_bytes, p.total_bytes);
-    ck_assert(r->progress.first_byte_ns == 0 || p.first_byte_ns == r->progress.first_byte_ns);
-    ck_assert(r->progress.sources_read_ns == 0 || p.sources_read_ns == r->progress.sources_read_ns);
+    rig_assert_ge(p.done_bytes, r->progress.done_bytes);
+    rig_assert_le(p.done_bytes, p.total_bytes);
+    rig_assert(r->progress.first_byte_ns == 0 || p.first_byte_ns == r->progress.first_byte_ns);
+    rig_assert(r->progress.sources_read_ns == 0 ||
+               p.sources_read_ns == r->progress.sources_read_ns);
     r->progress = p;
     r->n_progress++;
 }
@@ -289,8 +307,8 @@ static inline bool rig_receive(struct rig *r, int ms)
 static inline uint32_t rig_answer(struct rig *r, uint64_t request)
 {
     for (;;) {
-        ck_assert_msg(rig_receive(r, 20000), "no answer to request %llu",
-                      (unsigned long long)request);
+        rig_assert_msg(rig_receive(r, 20000), "no answer to request %llu",
+                       (unsigned long long)request);
         if (r->packet->header.type == WIRE_PROGRESS)
             rig_take_progress(r);
         else if (r->packet->header.request == request)
@@ -306,8 +324,8 @@ static inline uint64_t rig_send(struct rig *r, uint32_t type, uint64_t worker, c
                                 const int *fds, uint32_t n_fds)
 {
     struct wire_header h = rig_header(r, type, worker);
-    ck_assert_int_eq(
-        wire_send(r->control, &h, body, body_bytes, table, table_bytes, fds, n_fds, NULL), 0);
+    rig_assert_eq(wire_send(r->control, &h, body, body_bytes, table, table_bytes, fds, n_fds, NULL),
+                  0);
     return h.request;
 }
 
@@ -323,7 +341,7 @@ static inline const struct wire_failure *rig_failure(struct rig *r)
 static inline void rig_expect(struct rig *r, uint64_t request, uint32_t type)
 {
     uint32_t got = rig_answer(r, request);
-    ck_assert_msg(got == type, "%s came: %s", wire_type_name(got), rig_failure(r)->text);
+    rig_assert_msg(got == type, "%s came: %s", wire_type_name(got), rig_failure(r)->text);
 }
 
 /* The u64 table that came with the answer; the caller frees it. */
@@ -331,9 +349,9 @@ static inline uint64_t *rig_table(struct rig *r, size_t n)
 {
     const void *data;
     size_t bytes;
-    ck_assert_uint_eq(r->packet->n_fds, 1);
-    ck_assert_int_eq(wire_map_fd(r->packet->fds[0], &data, &bytes, NULL), 0);
-    ck_assert_uint_eq(bytes, n * sizeof(uint64_t));
+    rig_assert_eq(r->packet->n_fds, 1);
+    rig_assert_eq(wire_map_fd(r->packet->fds[0], &data, &bytes, NULL), 0);
+    rig_assert_eq(bytes, n * sizeof(uint64_t));
     uint64_t *copy = malloc(bytes + 1);
     memcpy(copy, data, bytes);
     wire_unmap(data, bytes);
@@ -350,7 +368,7 @@ static inline void rig_map(struct rig *r, struct rig_worker *w, unsigned memory)
                          .writable = w->layout != 0};
     rig_expect(r, rig_send(r, WIRE_MAP, w->id, &m, sizeof(m), NULL, 0, &w->memory[memory].fd, 1),
                WIRE_MAPPED);
-    ck_assert_msg(r->packet->header.code == 0, "%s", rig_failure(r)->text);
+    rig_assert_msg(r->packet->header.code == 0, "%s", rig_failure(r)->text);
 }
 
 static inline void rig_bind(struct rig *r, struct rig_worker *w, unsigned memory)
@@ -367,14 +385,14 @@ static inline void rig_bind(struct rig *r, struct rig_worker *w, unsigned memory
         pieces[i].segment = memory;
     for (uint32_t t = 0; t < l->n_tensors; t++)
         dtypes[t] = (uint8_t)l->tensors[t].dtype;
-    ck_assert_int_eq(binding_new(pieces, m->n_pieces, l->n_tensors, &b), 0);
+    rig_assert_eq(binding_new(pieces, m->n_pieces, l->n_tensors, &b), 0);
     buf_init(&encoded);
-    ck_assert_int_eq(binding_encode(b, &encoded), 0);
+    rig_assert_eq(binding_encode(b, &encoded), 0);
     int fds[2] = {wire_memfd("binding", encoded.data, encoded.n_bytes, NULL),
                   wire_memfd("dtypes", dtypes, l->n_tensors, NULL)};
     struct wire_bind body = {.device = w->device, .memory = memory, .n_tensors = l->n_tensors};
     rig_expect(r, rig_send(r, WIRE_BIND, w->id, &body, sizeof(body), NULL, 0, fds, 2), WIRE_BOUND);
-    ck_assert_msg(r->packet->header.code == 0, "%s", rig_failure(r)->text);
+    rig_assert_msg(r->packet->header.code == 0, "%s", rig_failure(r)->text);
     close(fds[0]);
     close(fds[1]);
     buf_close(&encoded);
@@ -408,14 +426,14 @@ static inline void *rig_plane(void *arg)
 static inline void rig_spawn(struct rig *r)
 {
     int pair[2];
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    rig_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
     r->control = pair[0];
     if (!r->o.process) {
-        ck_assert_int_eq(pthread_create(&r->thread, NULL, rig_plane, (void *)(intptr_t)pair[1]), 0);
+        rig_assert_eq(pthread_create(&r->thread, NULL, rig_plane, (void *)(intptr_t)pair[1]), 0);
         return;
     }
     r->child = fork();
-    ck_assert_int_ge(r->child, 0);
+    rig_assert_ge(r->child, 0);
     if (r->child == 0) {
         close(pair[0]);
         _exit(data_plane_run(pair[1]));
@@ -479,11 +497,11 @@ static inline void rig_open(struct rig *r)
                                .destination_device = devices,
                                .topology = &r->topology,
                                .options = r->o.plan};
-    ck_assert_msg(plan_make(&input, &r->plan, &e) == 0, "%s", e.text);
+    rig_assert_msg(plan_make(&input, &r->plan, &e) == 0, "%s", e.text);
     buf_init(&r->encoded);
-    ck_assert_msg(plan_program(r->plan, 0, &r->encoded, &e) == 0, "%s", e.text);
-    ck_assert_msg(program_open(r->encoded.data, r->encoded.n_bytes, &r->program, &e) == 0, "%s",
-                  e.text);
+    rig_assert_msg(plan_program(r->plan, 0, &r->encoded, &e) == 0, "%s", e.text);
+    rig_assert_msg(program_open(r->encoded.data, r->encoded.n_bytes, &r->program, &e) == 0, "%s",
+                   e.text);
     r->packet = calloc(1, sizeof(*r->packet));
     r->attempt = 0;
     r->version = 1;
@@ -508,7 +526,7 @@ static inline int rig_end(struct rig *r, bool by_stop)
     else
         close(r->control);
     if (r->o.process)
-        ck_assert_int_eq(waitpid(r->child, &child, 0), r->child);
+        rig_assert_eq(waitpid(r->child, &child, 0), r->child);
     else
         pthread_join(r->thread, &status);
     if (by_stop)
@@ -540,7 +558,7 @@ static inline void rig_free(struct rig *r)
 
 static inline void rig_close(struct rig *r)
 {
-    ck_assert_int_eq(rig_end(r, true), EXIT_SUCCESS);
+    rig_assert_eq(rig_end(r, true), EXIT_SUCCESS);
     rig_free(r);
 }
 
@@ -620,7 +638,7 @@ static inline uint64_t *rig_refit(struct rig *r, enum wire_verify verify)
 {
     rig_prepare(r, verify);
     rig_expect(r, rig_send_start(r), WIRE_STAGED);
-    ck_assert_uint_eq(r->progress.done_bytes, r->progress.total_bytes);
+    rig_assert_eq(r->progress.done_bytes, r->progress.total_bytes);
     return rig_table(r, r->program.n_holds);
 }
 
@@ -631,8 +649,8 @@ static inline struct layout *rig_layout(const char *json)
     struct layout *l = NULL;
     struct err e = {0};
     int r = layout_from_json(json, strlen(json), &l, &e);
-    ck_assert_msg(r == 0, "%s in %s", e.text, json);
-    ck_assert_int_eq(layout_digest(l), 0);
+    rig_assert_msg(r == 0, "%s in %s", e.text, json);
+    rig_assert_eq(layout_digest(l), 0);
     return l;
 }
 

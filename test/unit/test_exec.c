@@ -1,4 +1,6 @@
 /* Refits through the data plane: what lands, what is caught, what stops. */
+#include <check.h>
+
 #include "test/lib/rig.h"
 
 /* Source on devices 0 … s-1, destination behind them, domains as told. */
