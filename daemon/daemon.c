@@ -1,0 +1,163 @@
+#include "daemon.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include <uv.h>
+#ifdef RS_SYSTEMD
+#include <systemd/sd-daemon.h>
+#endif
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "rpc/rpc.h"
+#include "service/api.h"
+#include "service/service.h"
+
+#include "base/banned.h"
+
+enum { STOP_GRACE_MS = 1500 };
+
+/* proto/ as a FileDescriptorSet, for reflection (Makefile.programs). */
+extern const uint8_t rs_descriptor_set[], rs_descriptor_set_end[];
+
+struct daemon {
+    uv_loop_t loop;
+    uv_signal_t term, interrupt;
+    const struct config *config;
+    struct service *service;
+    struct rpc_server *server;
+    bool stopping;
+};
+
+static void tell_systemd(const char *state)
+{
+#ifdef RS_SYSTEMD
+    (void)sd_notify(0, state); /* nothing to tell where NOTIFY_SOCKET is not set */
+#else
+    (void)state;
+#endif
+}
+
+static void on_service_stopped(void *arg)
+{
+    struct daemon *d = arg;
+    d->service = NULL;
+}
+
+static void on_server_stopped(void *arg)
+{
+    struct daemon *d = arg;
+    d->server = NULL;
+    service_stop(d->service, on_service_stopped, d);
+}
+
+/* Calls first, then clients and the data plane, then the ledger. */
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct daemon *d = handle->data;
+    if (d->stopping)
+        return;
+    d->stopping = true;
+    log_info("stopping: signal %d", number);
+    tell_systemd("STOPPING=1");
+    uv_close((uv_handle_t *)&d->term, NULL);
+    uv_close((uv_handle_t *)&d->interrupt, NULL);
+    rpc_server_stop(d->server, STOP_GRACE_MS, on_server_stopped, d);
+}
+
+static int server_start(struct daemon *d, struct err *e)
+{
+    const struct config *c = d->config;
+    size_t n;
+    const struct rpc_method *methods = api_methods(&n);
+    struct rpc_server_options options = {.unix_path = c->socket,
+                                         .unix_mode = c->socket_mode,
+                                         .tcp_address = c->tcp[0] != '\0' ? c->tcp : NULL,
+                                         .keepalive_ms = 1000,
+                                         .keepalive_timeout_ms = 2000,
+                                         .max_queued_messages = 1024,
+                                         .max_queued_bytes = 16U << 20,
+                                         .descriptor_set = rs_descriptor_set,
+                                         .descriptor_set_bytes =
+                                             (size_t)(rs_descriptor_set_end - rs_descriptor_set),
+                                         .identify = service_identify,
+                                         .context = d->service};
+    return rpc_server_start(&d->loop, &options, methods, n, &d->server, e);
+}
+
+static void first_line(const struct daemon *d)
+{
+    const struct config *c = d->config;
+    char tcp[32] = "";
+    if (rpc_server_port(d->server) != 0)
+        (void)snprintf(tcp, sizeof tcp, ", tcp port %u", rpc_server_port(d->server));
+    log_info("reshardd serves: node %s, backend %s, devices %u, domains %s, socket %s%s", c->node,
+             c->backend, c->devices, c->domains[0] != '\0' ? c->domains : "one", c->socket, tcp);
+}
+
+static void signals_watch(struct daemon *d)
+{
+    rs_assert(uv_signal_init(&d->loop, &d->term) == 0 &&
+              uv_signal_init(&d->loop, &d->interrupt) == 0);
+    d->term.data = d->interrupt.data = d;
+    (void)uv_signal_start(&d->term, on_signal, SIGTERM);
+    (void)uv_signal_start(&d->interrupt, on_signal, SIGINT);
+}
+
+/* The lock beside the socket comes before anything that another daemon could be using. */
+static int start(struct daemon *d, struct err *e)
+{
+    int r = service_new(&d->loop, d->config, &d->service, e);
+    if (r == 0)
+        r = server_start(d, e);
+    if (r == 0)
+        r = service_start(d->service, e);
+    return r;
+}
+
+/* What was started before something else failed ends in the usual order. */
+static void give_up(struct daemon *d)
+{
+    if (d->server != NULL)
+        rpc_server_stop(d->server, 0, on_server_stopped, d);
+    else if (d->service != NULL)
+        service_stop(d->service, on_service_stopped, d);
+    (void)uv_run(&d->loop, UV_RUN_DEFAULT);
+}
+
+static void descriptors_raise(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur == l.rlim_max)
+        return;
+    l.rlim_cur = l.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &l);
+}
+
+int daemon_run(const struct config *config)
+{
+    struct daemon d = {.config = config};
+    struct err e = {0};
+    (void)signal(SIGPIPE, SIG_IGN);
+    descriptors_raise();
+    rs_assert(uv_loop_init(&d.loop) == 0);
+    int r = start(&d, &e);
+    if (r != 0) {
+        log_error("not started: %s", err_text(&e, r));
+        give_up(&d);
+    } else {
+        signals_watch(&d);
+        first_line(&d);
+        tell_systemd("READY=1");
+        (void)uv_run(&d.loop, UV_RUN_DEFAULT);
+        log_info("stopped");
+    }
+    int left = uv_loop_close(&d.loop);
+    if (left != 0)
+        log_error("handles were left open: %s", uv_strerror(left));
+    return r == 0 ? EXIT_STOPPED : EXIT_FAILED;
+}

@@ -1,0 +1,102 @@
+/* reshardd: the daemon of one node. Open this file first.
+ *
+ * Two processes from one binary. The control process (daemon.c → service/) speaks gRPC, decides, remembers and plans;
+ * it starts the data plane (`--data-plane FD` → exec/), which maps memory and moves bytes, and replaces it when it
+ * dies. Reading order: this, refit/refit.h, service/service.h, plan/planner.h, test/sim. */
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "daemon.h"
+#include "exec/data_plane.h"
+#include "service/config.h"
+#include "service/release.h"
+
+#include "base/banned.h"
+
+static const char help[] =
+    "usage: reshardd [--config FILE] [--check-config] [--version] [--help]\n"
+    "\n"
+    "  --config FILE    settings (config/reshardd.conf shows all); without it, the defaults\n"
+    "  --check-config   read the settings, say what they come to, and exit\n"
+    "\n"
+    "SIGTERM or SIGINT stops it. Exit status: 0 stopped, 1 failed, 2 bad usage or settings.\n";
+
+enum { OPTION_CONFIG = 1, OPTION_CHECK, OPTION_VERSION, OPTION_HELP, OPTION_DATA_PLANE };
+
+static const struct option options[] = {{"config", required_argument, NULL, OPTION_CONFIG},
+                                        {"check-config", no_argument, NULL, OPTION_CHECK},
+                                        {"version", no_argument, NULL, OPTION_VERSION},
+                                        {"help", no_argument, NULL, OPTION_HELP},
+                                        {"data-plane", required_argument, NULL, OPTION_DATA_PLANE},
+                                        {NULL, 0, NULL, 0}};
+
+static int run_data_plane(const char *fd_text)
+{
+    char *end;
+    long fd = strtol(fd_text, &end, 10);
+    if (*end != '\0' || fd < 3 || fd > 1 << 20) {
+        (void)fprintf(stderr, "reshardd: --data-plane is for reshardd itself\n");
+        return EXIT_USAGE;
+    }
+    /* The control process says when to stop (STOP, or its end); a signal to the whole group is for that one. */
+    (void)signal(SIGINT, SIG_IGN);
+    (void)signal(SIGTERM, SIG_IGN);
+    (void)signal(SIGPIPE, SIG_IGN);
+    log_init(LOG_INFO, "data plane");
+    return data_plane_run((int)fd);
+}
+
+static int say_config(const struct config *c)
+{
+    (void)printf("settings are good: node %s, backend %s, devices %u in %u domains, socket %s, "
+                 "state_dir %s\n",
+                 c->node, c->backend, c->devices, c->n_domains, c->socket, c->state_dir);
+    return EXIT_STOPPED;
+}
+
+int main(int argc, char **argv)
+{
+    const char *path = NULL;
+    bool check = false;
+    struct config config;
+    struct err e = {0};
+    for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (o) {
+        case OPTION_CONFIG:
+            path = optarg;
+            break;
+        case OPTION_CHECK:
+            check = true;
+            break;
+        case OPTION_VERSION:
+            (void)printf("reshardd %s\n", RESHARD_RELEASE);
+            return EXIT_STOPPED;
+        case OPTION_HELP:
+            (void)fputs(help, stdout);
+            return EXIT_STOPPED;
+        case OPTION_DATA_PLANE:
+            return run_data_plane(optarg);
+        default:
+            (void)fputs(help, stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (optind < argc) {
+        (void)fprintf(stderr, "reshardd: '%s' is not understood\n%s", argv[optind], help);
+        return EXIT_USAGE;
+    }
+    config_init(&config);
+    int r = path != NULL ? config_read(&config, path, &e) : config_check(&config, &e);
+    if (r != 0) {
+        (void)fprintf(stderr, "reshardd: %s\n", err_text(&e, r));
+        return EXIT_USAGE;
+    }
+    if (check)
+        return say_config(&config);
+    log_init(config.log_level, "reshardd");
+    return daemon_run(&config);
+}

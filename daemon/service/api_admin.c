@@ -1,0 +1,480 @@
+/* Status, Versions, Timeline: what operators see. */
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "service/api_common.h"
+#include "service/release.h"
+
+#include "base/banned.h"
+
+/* --- an arena for one reply --------------------------------------------------------------------- */
+
+/* All that a reply points to; freed at once. A failed allocation marks it. */
+struct chunk {
+    struct chunk *next;
+    max_align_t data[];
+};
+
+struct arena {
+    struct chunk *chunks;
+    bool failed;
+};
+
+static void *arena_take(struct arena *a, size_t n, size_t bytes)
+{
+    struct chunk *c =
+        bytes != 0 && n > SIZE_MAX / 2 / bytes ? NULL : mem_zalloc(sizeof *c + n * bytes);
+    if (c == NULL) {
+        a->failed = true;
+        return NULL;
+    }
+    c->next = a->chunks;
+    a->chunks = c;
+    return c->data;
+}
+
+static char *arena_text(struct arena *a, const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = arena_take(a, n, 1);
+    if (copy != NULL)
+        memcpy(copy, text, n);
+    return copy;
+}
+
+static void arena_close(struct arena *a)
+{
+    for (struct chunk *c = a->chunks, *next; c != NULL; c = next) {
+        next = c->next;
+        mem_free(c);
+    }
+}
+
+/* A repeated field: the array of pointers and what they point to. */
+static void **arena_list(struct arena *a, size_t n, size_t bytes)
+{
+    void **list = arena_take(a, n, sizeof(void *));
+    char *items = arena_take(a, n, bytes);
+    for (size_t i = 0; list != NULL && items != NULL && i < n; i++)
+        list[i] = items + i * bytes;
+    return items != NULL ? list : NULL;
+}
+
+static void api_finish_arena(struct api_call *c, struct arena *a, const ProtobufCMessage *m)
+{
+    if (a->failed)
+        rpc_call_finish(c->call, RS_ENOMEM, "no memory for the answer");
+    else
+        api_finish(c->call, m);
+    arena_close(a);
+}
+
+/* --- versions ----------------------------------------------------------------------------------- */
+
+static void record_fill(Reshard__V1__VersionRecord *to, Reshard__V1__Bytes *bytes,
+                        const struct model *m, const struct refit_version *v)
+{
+    struct refit_bytes moved = refit_version_bytes(m->refit, v);
+    reshard__v1__version_record__init(to);
+    api_bytes_fill(bytes, &moved);
+    to->version = v->version;
+    to->phase = API_PHASE(v->phase.state);
+    to->attempts = v->n_attempts;
+    to->reason = (char *)(uintptr_t)v->reason;
+    to->submitted_wall_ns = v->submitted_wall_ns;
+    to->total_ns = v->total_ns;
+    to->wire_ns = v->wire_ns;
+    to->stall_ns = v->stall_ns;
+    to->bytes = bytes;
+    to->strategy = (char *)(uintptr_t)v->strategy;
+    to->plan_digest.data = (uint8_t *)(uintptr_t)v->plan_digest;
+    to->plan_digest.len = sizeof v->plan_digest;
+    to->epoch = v->epoch;
+}
+
+struct versions {
+    struct arena arena;
+    const struct model *model;
+    Reshard__V1__VersionRecord **records;
+    size_t n, capacity;
+};
+
+/* From a row of the ledger, for versions that are no longer in memory. */
+static Reshard__V1__VersionRecord *record_of_row(struct arena *a, const struct ledger_version *row)
+{
+    Reshard__V1__VersionRecord *r = arena_take(a, 1, sizeof *r);
+    Reshard__V1__Bytes *bytes = arena_take(a, 1, sizeof *bytes);
+    uint8_t *digest = arena_take(a, 1, sizeof row->plan_digest);
+    if (r == NULL || bytes == NULL || digest == NULL)
+        return NULL;
+    struct refit_bytes moved = {row->landed,  row->network, row->domain,         row->device,
+                                row->skipped, row->total,   row->network_minimum};
+    reshard__v1__version_record__init(r);
+    api_bytes_fill(bytes, &moved);
+    memcpy(digest, row->plan_digest, sizeof row->plan_digest);
+    r->version = row->version;
+    r->phase = API_PHASE(row->phase);
+    r->attempts = row->n_attempts;
+    r->reason = arena_text(a, row->reason != NULL ? row->reason : "");
+    r->submitted_wall_ns = row->submitted_wall_ns;
+    r->total_ns = row->total_ns;
+    r->wire_ns = row->wire_ns;
+    r->stall_ns = row->stall_ns;
+    r->bytes = bytes;
+    r->strategy = arena_text(a, row->strategy != NULL ? row->strategy : "");
+    r->plan_digest.data = digest;
+    r->plan_digest.len = sizeof row->plan_digest;
+    r->epoch = row->epoch;
+    return r;
+}
+
+/* What is in memory is newer than the ledger's row. */
+static Reshard__V1__VersionRecord *record_make(struct arena *a, const struct model *m,
+                                               const struct ledger_version *row)
+{
+    const struct refit_version *v = refit_find_version(m->refit, row->version);
+    if (v == NULL)
+        return record_of_row(a, row);
+    Reshard__V1__VersionRecord *r = arena_take(a, 1, sizeof *r);
+    Reshard__V1__Bytes *bytes = arena_take(a, 1, sizeof *bytes);
+    if (r != NULL && bytes != NULL)
+        record_fill(r, bytes, m, v);
+    return bytes != NULL ? r : NULL;
+}
+
+static int version_row(const struct ledger_record *row, void *arg)
+{
+    struct versions *x = arg;
+    if (row->kind != LEDGER_VERSION)
+        return 0;
+    void *records = x->records;
+    if (mem_grow(&records, &x->capacity, x->n + 1, sizeof(void *)) != 0)
+        return RS_ENOMEM;
+    x->records = records;
+    x->records[x->n] = record_make(&x->arena, x->model, &row->version);
+    return x->records[x->n++] == NULL ? RS_ENOMEM : 0;
+}
+
+static int model_of(struct api_call *c, const char *name, struct model **ret, struct err *e)
+{
+    int r = api_name("model", name, e);
+    if (r != 0)
+        return r;
+    *ret = model_find(c->service, name);
+    if (c->service->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
+}
+
+static int versions(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__VersionsRequest *q = request;
+    struct versions x = {0};
+    struct model *m;
+    int r = model_of(c, q->model, &m, e);
+    if (r != 0)
+        return r;
+    x.model = m;
+    uint32_t most = c->service->config->max_versions;
+    uint32_t last = q->last == 0 ? 20 : q->last < most ? q->last : most;
+    r = ledger_versions(c->service->ledger, q->model, 0, last, version_row, &x, e);
+    if (r == 0) {
+        Reshard__V1__VersionsReply reply = RESHARD__V1__VERSIONS_REPLY__INIT;
+        reply.versions = x.records;
+        reply.n_versions = x.n;
+        api_finish_arena(c, &x.arena, &reply.base);
+    } else {
+        arena_close(&x.arena);
+    }
+    mem_free(x.records);
+    return r;
+}
+
+void api_versions(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__versions_request__descriptor, false, versions);
+}
+
+/* --- timeline ----------------------------------------------------------------------------------- */
+
+struct marks {
+    struct arena *arena;
+    Reshard__V1__MarkRecord **marks;
+    size_t n, capacity;
+};
+
+static int mark_row(const struct ledger_record *row, void *arg)
+{
+    struct marks *x = arg;
+    if (row->kind != LEDGER_MARK)
+        return 0;
+    void *marks = x->marks;
+    Reshard__V1__MarkRecord *m = arena_take(x->arena, 1, sizeof *m);
+    if (m == NULL || mem_grow(&marks, &x->capacity, x->n + 1, sizeof(void *)) != 0)
+        return RS_ENOMEM;
+    x->marks = marks;
+    reshard__v1__mark_record__init(m);
+    m->name = arena_text(x->arena, row->mark.name != NULL ? row->mark.name : "");
+    m->who = arena_text(x->arena, row->mark.who != NULL ? row->mark.who : "");
+    m->at_ns = row->mark.at_ns;
+    m->attempt = row->mark.attempt;
+    x->marks[x->n++] = m;
+    return 0;
+}
+
+static int timeline_one(struct api_call *c, struct arena *a, const char *model,
+                        Reshard__V1__VersionRecord *record, Reshard__V1__VersionTimeline *to,
+                        struct err *e)
+{
+    struct marks x = {.arena = a};
+    int r = ledger_timeline(c->service->ledger, model, record->version, mark_row, &x, e);
+    reshard__v1__version_timeline__init(to);
+    to->record = record;
+    to->n_marks = x.n;
+    to->marks = arena_take(a, x.n, sizeof(void *));
+    if (to->marks != NULL && x.n > 0)
+        memcpy(to->marks, x.marks, x.n * sizeof(void *));
+    mem_free(x.marks);
+    return r;
+}
+
+static int timelines_fill(struct api_call *c, const char *model, struct versions *x,
+                          Reshard__V1__TimelineReply *reply, struct err *e)
+{
+    int r = 0;
+    reply->versions =
+        (Reshard__V1__VersionTimeline **)arena_list(&x->arena, x->n, sizeof **reply->versions);
+    if (reply->versions == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the answer");
+    for (; r == 0 && reply->n_versions < x->n; reply->n_versions++)
+        r = timeline_one(c, &x->arena, model, x->records[reply->n_versions],
+                         reply->versions[reply->n_versions], e);
+    return r;
+}
+
+static int timeline(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__TimelineRequest *q = request;
+    Reshard__V1__TimelineReply reply = RESHARD__V1__TIMELINE_REPLY__INIT;
+    struct versions x = {0};
+    struct model *m;
+    int r = model_of(c, q->model, &m, e);
+    if (r != 0)
+        return r;
+    x.model = m;
+    uint32_t most = c->service->config->max_versions;
+    uint32_t last = q->version != 0 || q->last == 0 ? 1 : q->last < most ? q->last : most;
+    r = ledger_versions(c->service->ledger, q->model, q->version, last, version_row, &x, e);
+    if (r == 0 && x.n == 0)
+        r = err_set(e, RS_ENOTFOUND, "model '%s' has no such version", q->model);
+    if (r == 0)
+        r = timelines_fill(c, q->model, &x, &reply, e);
+    if (r == 0)
+        api_finish_arena(c, &x.arena, &reply.base);
+    else
+        arena_close(&x.arena);
+    mem_free(x.records);
+    return r;
+}
+
+void api_timeline(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__timeline_request__descriptor, false, timeline);
+}
+
+/* --- status: workers and instances --------------------------------------------------------------- */
+
+static void worker_fill(Reshard__V1__WorkerStatus *to, const struct model *m,
+                        const struct refit_worker *w)
+{
+    const struct lease *l = lease_find(m->service, w->id);
+    reshard__v1__worker_status__init(to);
+    to->worker = w->id;
+    to->side = (Reshard__V1__Side)w->layout->side;
+    to->layout_name = w->layout->name;
+    to->rank = w->rank;
+    to->receive = (Reshard__V1__Receive)w->receive;
+    to->state = (Reshard__V1__WorkerState)refit_worker_state(m->refit, w);
+    to->published = w->published;
+    to->held = w->held;
+    to->applied = w->applied;
+    to->doing =
+        (char *)(uintptr_t)(l != NULL && l->publishing != NULL ? "publishing"
+                                                               : refit_worker_doing(m->refit, w));
+    if (l == NULL)
+        return;
+    to->device = l->device;
+    to->pid = l->pid;
+    to->segment_bytes = l->segment_bytes;
+}
+
+static void workers_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct model *m)
+{
+    size_t n = 0;
+    queue_foreach (q, &m->refit->workers)
+        n++;
+    to->workers = (Reshard__V1__WorkerStatus **)arena_list(a, n, sizeof **to->workers);
+    if (to->workers == NULL)
+        return;
+    queue_foreach (q, &m->refit->workers)
+        worker_fill(to->workers[to->n_workers++], m, container_of(q, struct refit_worker, link));
+}
+
+static char *verdict_text(struct arena *a, const struct refit_instance *i, bool in_flight)
+{
+    char text[320] = "";
+    if (in_flight && i->verdict == REFIT_ACCEPTED)
+        (void)snprintf(text, sizeof text, "accepted");
+    else if (in_flight && i->verdict == REFIT_REJECTED)
+        (void)snprintf(text, sizeof text, "rejected: %s", i->reason);
+    else if (in_flight && i->excluded)
+        (void)snprintf(text, sizeof text, "excluded: %s", i->reason);
+    return arena_text(a, text);
+}
+
+static void instance_fill(struct arena *a, Reshard__V1__InstanceStatus *to, const struct model *m,
+                          const struct refit_layout *l, uint32_t i)
+{
+    uint64_t applied = 0;
+    reshard__v1__instance_status__init(to);
+    to->layout_name = l->name;
+    to->instance = i;
+    to->state = (Reshard__V1__WorkerState)refit_instance_state(m->refit, l, i, &applied);
+    to->applied = applied;
+    to->verdict = verdict_text(a, &l->instances[i], m->refit->in_flight != NULL);
+    to->ranks = arena_take(a, l->instances[i].n_ranks, sizeof *to->ranks);
+    for (uint32_t r = 0; to->ranks != NULL && r < l->n_ranks; r++)
+        if (l->instance_of_rank[r] == i && to->n_ranks < l->instances[i].n_ranks)
+            to->ranks[to->n_ranks++] = r;
+}
+
+static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct model *m)
+{
+    size_t n = 0, n_layouts = 0;
+    queue_foreach (q, &m->refit->layouts) {
+        const struct refit_layout *l = container_of(q, struct refit_layout, link);
+        n += l->side == REFIT_DESTINATION && l->wanted ? l->n_instances : 0;
+        n_layouts++;
+    }
+    to->instances = (Reshard__V1__InstanceStatus **)arena_list(a, n, sizeof **to->instances);
+    to->destination_layouts = arena_take(a, n_layouts, sizeof(char *));
+    if (to->instances == NULL || to->destination_layouts == NULL)
+        return;
+    queue_foreach (q, &m->refit->layouts) {
+        const struct refit_layout *l = container_of(q, struct refit_layout, link);
+        if (!l->wanted)
+            continue;
+        if (l->side == REFIT_SOURCE) {
+            to->source_layout = l->name;
+            continue;
+        }
+        to->destination_layouts[to->n_destination_layouts++] = l->name;
+        for (uint32_t i = 0; i < l->n_instances; i++)
+            instance_fill(a, to->instances[to->n_instances++], m, l, i);
+    }
+}
+
+/* --- status: models ------------------------------------------------------------------------------ */
+
+static const struct refit_version *newest_ended(const struct model *m)
+{
+    for (struct queue *q = m->refit->versions.prev; q != &m->refit->versions; q = q->prev) {
+        const struct refit_version *v = container_of(q, struct refit_version, link);
+        if (refit_phase_final(v->phase.state))
+            return v;
+    }
+    return NULL;
+}
+
+static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct model *m)
+{
+    const struct refit_version *last = newest_ended(m);
+    if (m->refit->in_flight != NULL) {
+        struct api_refit_state *s = arena_take(a, 1, sizeof *s);
+        if (s == NULL)
+            return;
+        api_refit_state_fill(s, m, m->refit->in_flight);
+        for (uint32_t i = 0; i < s->n_waiting;
+             i++) { /* into the arena, so that there is one owner */
+            char *copy = arena_text(a, s->waiting[i]);
+            mem_free(s->waiting[i]);
+            s->waiting[i] = copy;
+        }
+        to->in_flight = &s->state;
+    }
+    if (m->refit->queued != NULL && (to->queued = arena_take(a, 1, sizeof *to->queued)) != NULL)
+        to->queued[to->n_queued++] = m->refit->queued->version;
+    Reshard__V1__VersionRecord *record = last != NULL ? arena_take(a, 1, sizeof *record) : NULL;
+    Reshard__V1__Bytes *bytes = last != NULL ? arena_take(a, 1, sizeof *bytes) : NULL;
+    if (record == NULL || bytes == NULL)
+        return;
+    record_fill(record, bytes, m, last);
+    to->last = record;
+}
+
+static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct model *m)
+{
+    const struct refit *r = m->refit;
+    reshard__v1__model_status__init(to);
+    to->model = m->name;
+    to->committed = r->committed;
+    to->committed_wall_ns = r->committed_wall_ns;
+    uint64_t now = clock_wall_ns();
+    if (r->committed_ns != 0)
+        to->committed_age_ns = clock_mono_ns() - r->committed_ns;
+    else if (r->committed != 0 &&
+             now > r->committed_wall_ns) /* before this start: the best there is */
+        to->committed_age_ns = now - r->committed_wall_ns;
+    to->epoch = r->epoch;
+    to->superseded = r->n_superseded;
+    to->aborted = r->n_aborted;
+    versions_fill(a, to, m);
+    instances_fill(a, to, m);
+    workers_fill(a, to, m);
+}
+
+static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)
+{
+    const struct config *c = s->config;
+    to->node = (char *)(uintptr_t)c->node;
+    to->release = (char *)(uintptr_t)RESHARD_RELEASE;
+    to->incarnation = s->incarnation;
+    to->uptime_ns = clock_mono_ns() - s->start_ns;
+    to->backend = (char *)(uintptr_t)c->backend;
+    to->devices = c->devices;
+    to->domain_of_device = arena_take(a, c->devices, sizeof *to->domain_of_device);
+    for (uint32_t d = 0; to->domain_of_device != NULL && d < c->devices; d++)
+        to->domain_of_device[to->n_domain_of_device++] = c->domain_of_device[d];
+    to->data_plane = arena_text(a, s->link != NULL ? link_text(s->link) : "stopping");
+    to->data_plane_restarts = s->link != NULL ? link_restarts(s->link) : 0;
+    to->clients = s->memory != NULL ? memory_server_n_clients(s->memory) : 0;
+}
+
+static int status(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__StatusRequest *q = request;
+    Reshard__V1__StatusReply reply = RESHARD__V1__STATUS_REPLY__INIT;
+    struct service *s = c->service;
+    struct arena a = {0};
+    struct model *only = NULL;
+    int r = q->model[0] != '\0' ? model_of(c, q->model, &only, e) : 0;
+    if (r != 0)
+        return r;
+    daemon_fill(&a, &reply, s);
+    reply.models = (Reshard__V1__ModelStatus **)arena_list(&a, s->n_models, sizeof **reply.models);
+    queue_foreach (mq, &s->models) {
+        struct model *m = container_of(mq, struct model, in);
+        if (reply.models != NULL && (only == NULL || only == m))
+            model_fill(&a, reply.models[reply.n_models++], m);
+    }
+    api_finish_arena(c, &a, &reply.base);
+    return 0;
+}
+
+void api_status(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__status_request__descriptor, false, status);
+}

@@ -1,0 +1,77 @@
+/* What a refit looks like from outside. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "service/api_common.h"
+
+#include "base/banned.h"
+
+enum { MOST_WAITING = sizeof((struct api_refit_state *)0)->waiting / sizeof(char *) };
+
+void api_bytes_fill(Reshard__V1__Bytes *to, const struct refit_bytes *from)
+{
+    reshard__v1__bytes__init(to);
+    to->landed = from->landed;
+    to->network = from->network;
+    to->domain = from->domain;
+    to->device = from->device;
+    to->skipped = from->skipped;
+    to->total = from->total;
+    to->network_minimum = from->network_minimum;
+}
+
+static void waiting_add(const char *who, void *arg)
+{
+    struct api_refit_state *s = arg;
+    char *copy = s->n_waiting < MOST_WAITING ? mem_strdup(who) : NULL;
+    if (copy != NULL)
+        s->waiting[s->n_waiting++] = copy;
+}
+
+/* How many more there are than are named. */
+static void waiting_rest(struct api_refit_state *s, size_t n)
+{
+    if (n <= s->n_waiting || s->n_waiting == 0)
+        return;
+    char *rest =
+        mem_printf("and %zu more", n - s->n_waiting + (s->n_waiting == MOST_WAITING ? 1 : 0));
+    if (rest == NULL)
+        return;
+    if (s->n_waiting == MOST_WAITING)
+        mem_free(s->waiting[--s->n_waiting]);
+    s->waiting[s->n_waiting++] = rest;
+}
+
+void api_refit_state_fill(struct api_refit_state *s, const struct model *m,
+                          const struct refit_version *v)
+{
+    memset(s, 0, sizeof *s);
+    reshard__v1__refit_state__init(&s->state);
+    struct refit_bytes bytes = refit_version_bytes(m->refit, v);
+    api_bytes_fill(&s->bytes, &bytes);
+    bool final = refit_phase_final(v->phase.state);
+    if (!final)
+        waiting_rest(s, refit_waiting_for(m->refit, v, MOST_WAITING, waiting_add, s));
+    if (!final && v == m->refit->in_flight && m->run.wants_devices)
+        waiting_add("devices that a refit of another model uses", s);
+    s->state.model = m->name;
+    s->state.version = v->version;
+    s->state.attempt = v->attempt;
+    s->state.phase = API_PHASE(v->phase.state);
+    s->state.bytes = &s->bytes;
+    s->state.source_released = v->source_released;
+    s->state.reason = (char *)(uintptr_t)v->reason;
+    s->state.waiting_for = s->waiting;
+    s->state.n_waiting_for = s->n_waiting;
+    s->state.elapsed_ns = final                  ? v->total_ns
+                          : v->submitted_ns != 0 ? clock_mono_ns() - v->submitted_ns
+                                                 : 0;
+}
+
+void api_refit_state_close(struct api_refit_state *s)
+{
+    for (uint32_t i = 0; i < s->n_waiting; i++)
+        mem_free(s->waiting[i]);
+    s->n_waiting = 0;
+}

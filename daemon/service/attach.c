@@ -1,0 +1,652 @@
+/* Attach: from the hello to a lease.
+ *
+ *   hello → pieces* → done → job: bindings checked and encoded → LAYOUT (decider) → MAP, BIND → CHECK of what the
+ *   memory claims to hold → ATTACHED (decider) → live
+ *
+ * Whatever fails ends the stream with its reason and leaves nothing behind. A stream that breaks later has a grace
+ * time in which `resume` takes the lease up again. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/random.h"
+#include "exec/wire.h"
+#include "memory/memory.h"
+#include "service/held.h"
+#include "service/lease.h"
+
+#include "base/banned.h"
+
+/* Checks and encodes the bindings of one lease off the loop; the lease stays for it (lease.job). */
+struct binding_job {
+    uv_work_t work;
+    struct lease *lease;
+    uint64_t *segment_bytes;
+    int fds[2];
+    int dtypes_fd;
+    int code;
+    struct err err;
+};
+
+static void attach_fail(struct lease *l, int code, const char *text)
+{
+    struct service *s = l->service;
+    lease_end(l, true, code, text);
+    leases_sweep(s);
+}
+
+/* --- hello -------------------------------------------------------------------------------------- */
+
+static const char *side_name(enum refit_side side)
+{
+    return side == REFIT_SOURCE ? "source" : "destination";
+}
+
+static int hello_check(struct service *s, const struct attach_hello *h,
+                       const struct layout_entry *layout, struct err *e)
+{
+    char digest[33];
+    layout_digest_text(h->layout_digest, digest);
+    if (layout == NULL)
+        return err_set(e, RS_ENOTFOUND, "layout %s is not stored here; PutLayout first", digest);
+    if (strcmp(layout->layout->name, h->layout_name) != 0)
+        return err_set(e, RS_EINVAL, "layout %s is named '%s', not '%s'", digest,
+                       layout->layout->name, h->layout_name);
+    if (h->rank >= layout->layout->n_ranks)
+        return err_set(e, RS_EINVAL, "rank %u: layout '%s' has ranks 0 … %u", h->rank,
+                       h->layout_name, layout->layout->n_ranks - 1);
+    if (h->device >= s->config->devices)
+        return err_set(e, RS_EINVAL, "device %u: this node has devices 0 … %u", h->device,
+                       s->config->devices - 1);
+    if ((h->receive == REFIT_RECEIVE_NONE) != (h->side == REFIT_SOURCE))
+        return err_set(e, RS_EINVAL,
+                       "a %s %s; destinations receive STAGED or IN_PLACE, sources nothing",
+                       side_name(h->side),
+                       h->side == REFIT_SOURCE ? "does not receive" : "must say how it receives");
+    if (h->n_segments > SEGMENT_MAX_PER_WORKER)
+        return err_set(e, RS_EEXHAUSTED, "%zu segments: a worker has at most %d; use one per arena",
+                       h->n_segments, SEGMENT_MAX_PER_WORKER);
+    if (s->n_leases >= s->config->max_workers)
+        return err_set(e, RS_EEXHAUSTED, "%u workers: max_workers is reached", s->n_leases);
+    return 0;
+}
+
+/* Who has that rank now; NULL: nobody. */
+static struct lease *rank_owner(struct service *s, const struct attach_hello *h, bool attaching)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        bool counts = l->life == LEASE_LIVE || l->life == LEASE_GRACE ||
+                      (attaching && l->life == LEASE_ATTACHING);
+        if (counts && l->side == h->side && l->rank == h->rank &&
+            strcmp(l->model->name, h->model) == 0 &&
+            strcmp(l->layout->layout->name, h->layout_name) == 0)
+            return l;
+    }
+    return NULL;
+}
+
+/* One worker per rank. The owner's own client may come again anew while its stream is broken: the old lease ends. */
+static int rank_claim(struct service *s, uint64_t client, const struct attach_hello *h,
+                      struct err *e)
+{
+    struct lease *owner = rank_owner(s, h, true);
+    if (owner != NULL && owner->client == client && owner->life == LEASE_GRACE) {
+        lease_end(owner, false, RS_EABORTED, "the same client attached anew");
+        leases_sweep(s);
+        owner = NULL;
+    }
+    if (owner == NULL)
+        return 0;
+    return err_set(e, RS_EEXIST,
+                   "rank %u of %s layout '%s' of model %s is attached by worker %016" PRIx64
+                   " (pid %d); end it first, or evict it",
+                   h->rank, side_name(h->side), h->layout_name, h->model, owner->id,
+                   (int)owner->pid);
+}
+
+static int segments_take(struct lease *l, const struct memory_client *client,
+                         const struct attach_hello *h, struct err *e)
+{
+    l->segments = mem_calloc(h->n_segments, sizeof(struct segment *));
+    if (l->segments == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to attach");
+    for (size_t i = 0; i < h->n_segments; i++) {
+        struct segment *s = memory_client_segment(client, h->segments[i]);
+        if (s == NULL)
+            return err_set(e, RS_ENOTFOUND,
+                           "segment %" PRIu64 " is not of this client; hand it over first",
+                           h->segments[i]);
+        if (l->side == REFIT_DESTINATION && !s->writable)
+            return err_set(e, RS_EINVAL,
+                           "segment %" PRIu64
+                           " was handed over read-only; a destination is written",
+                           h->segments[i]);
+        segment_use(s);
+        l->segments[l->n_segments++] = s;
+        l->segment_bytes += s->bytes;
+    }
+    return 0;
+}
+
+static void on_grace_over(uv_timer_t *t)
+{
+    struct lease *l = t->data;
+    struct service *s = l->service;
+    lease_end(l, false, RS_EABORTED,
+              "its stream broke and it did not attach again in its grace time");
+    leases_sweep(s);
+}
+
+static struct lease *lease_new(struct service *s, struct model *m,
+                               const struct memory_client *client, const struct attach_hello *h,
+                               struct layout_entry *layout)
+{
+    struct lease *l = mem_zalloc(sizeof *l);
+    if (l == NULL)
+        return NULL;
+    *l = (struct lease){.service = s,
+                        .model = m,
+                        .life = LEASE_ATTACHING,
+                        .id = random_id(),
+                        .client = client->id,
+                        .pid = client->pid,
+                        .side = h->side,
+                        .layout = layout_entry_ref(layout),
+                        .rank = h->rank,
+                        .device = h->device,
+                        .receive = h->receive,
+                        .accept_automatically = h->accept_automatically,
+                        .claims_live = h->live_version,
+                        .claims_shadow = h->shadow_version,
+                        .binding_fd = {-1, -1},
+                        .dtypes_fd = -1};
+    rs_assert(uv_timer_init(s->loop, &l->grace) == 0);
+    l->grace.data = l;
+    s->n_handles++;
+    queue_push(&s->leases, &l->in);
+    s->n_leases++;
+    return l;
+}
+
+static void tell_attached(struct lease *l)
+{
+    const struct refit_worker *w = refit_find_worker(l->model->refit, l->id);
+    struct attached a = {.worker = l->id,
+                         .committed = l->model->refit->committed,
+                         .held = w != NULL ? w->held : 0,
+                         .applied = w != NULL ? w->applied : 0};
+    l->stream->attached(l->stream, &a);
+}
+
+/* The stream of a lease broke and comes back; or a new one overtakes one that is half dead. */
+static int resume(struct service *s, uint64_t client, const struct attach_hello *h,
+                  struct attach_stream *st, struct err *e)
+{
+    struct lease *l = lease_find(s, h->resume);
+    if (l == NULL)
+        return err_set(e, RS_ENOTFOUND,
+                       "worker %016" PRIx64 " is not attached (any more); attach anew", h->resume);
+    if (l->client != client)
+        return err_set(e, RS_EPERM, "worker %016" PRIx64 " belongs to another client", h->resume);
+    if (l->side != h->side || l->rank != h->rank || strcmp(l->model->name, h->model) != 0 ||
+        memcmp(l->layout->layout->digest, h->layout_digest, 16) != 0)
+        return err_set(e, RS_EPRECOND,
+                       "worker %016" PRIx64 " is another rank, layout or model; attach anew",
+                       h->resume);
+    if (l->stream != NULL) {
+        l->stream->lease = NULL;
+        l->stream->end(l->stream, false, RS_EABORTED, "the worker was resumed on another stream");
+    }
+    (void)uv_timer_stop(&l->grace);
+    l->life = LEASE_LIVE;
+    l->resuming = true; /* its bindings stand; pages that come are not read */
+    l->stream = st;
+    st->lease = l;
+    return 0;
+}
+
+int op_attach_hello(struct service *s, uint64_t client_id, const struct attach_hello *h,
+                    struct attach_stream *st, struct err *e)
+{
+    const struct memory_client *client = memory_server_client(s->memory, client_id);
+    struct layout_entry *layout = layouts_find(&s->layouts, h->layout_digest);
+    struct model *m;
+    st->lease = NULL;
+    if (s->stopping || client == NULL)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping, or the client is gone");
+    if (h->resume != 0)
+        return resume(s, client_id, h, st, e);
+    int r = hello_check(s, h, layout, e);
+    if (r == 0)
+        r = rank_claim(s, client_id, h, e);
+    if (r == 0)
+        r = model_open(s, h->model, &m, e);
+    if (r != 0)
+        return r;
+    struct lease *l = lease_new(s, m, client, h, layout);
+    if (l == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to attach");
+    r = segments_take(l, client, h, e);
+    if (r != 0) {
+        attach_fail(l, r, err_text(e, r));
+        return r;
+    }
+    l->stream = st;
+    st->lease = l;
+    return 0;
+}
+
+/* --- pieces ------------------------------------------------------------------------------------- */
+
+static int piece_box(const struct lease *l, const struct attach_piece *p, uint32_t t,
+                     struct box *ret, struct err *e)
+{
+    const struct layout *layout = l->layout->layout;
+    struct box shards[2];
+    if (p->box != NULL && p->box->n_dims != layout->tensors[t].n_dims)
+        return err_set(e, RS_EINVAL, "tensor '%s': a piece's box has %u dims; the tensor has %u",
+                       p->tensor, p->box->n_dims, layout->tensors[t].n_dims);
+    if (p->box != NULL) {
+        *ret = *p->box;
+        return 0;
+    }
+    uint32_t n = layout_shards(layout, t, l->rank, shards, 2);
+    if (n != 1)
+        return err_set(
+            e, RS_EINVAL,
+            "tensor '%s': rank %u holds %u boxes of it; a piece without a box needs exactly one",
+            p->tensor, l->rank, n);
+    *ret = shards[0];
+    return 0;
+}
+
+/* Bytes between elements per dim; dense row-major over the box where the client gave none. */
+static int piece_strides(const struct attach_piece *p, const struct box *box,
+                         uint32_t element_bytes, int64_t *ret, struct err *e)
+{
+    if (p->n_strides != 0 && p->n_strides != box->n_dims)
+        return err_set(e, RS_EINVAL, "tensor '%s': %zu strides for %u dims", p->tensor,
+                       p->n_strides, box->n_dims);
+    uint64_t stride = element_bytes;
+    for (unsigned d = box->n_dims; d-- > 0;) {
+        if (p->n_strides != 0) {
+            ret[d] = p->stride_bytes[d];
+            continue;
+        }
+        if (stride > INT64_MAX)
+            return err_set(e, RS_EINVAL, "tensor '%s': a piece beyond 2^63 bytes", p->tensor);
+        ret[d] = (int64_t)stride;
+        if (__builtin_mul_overflow(stride, box->size[d], &stride))
+            return err_set(e, RS_EINVAL, "tensor '%s': a piece beyond 2^64 bytes", p->tensor);
+    }
+    return 0;
+}
+
+static int piece_make(const struct lease *l, const struct attach_piece *p,
+                      struct binding_piece *ret, struct err *e)
+{
+    const struct layout *layout = l->layout->layout;
+    int64_t t = layout_find(layout, p->tensor);
+    if (t < 0)
+        return err_set(e, RS_EINVAL, "binding of tensor '%s': layout '%s' has no such tensor",
+                       p->tensor, layout->name);
+    if (p->segment >= l->n_segments)
+        return err_set(e, RS_EINVAL, "tensor '%s': segment %u; the hello named %u", p->tensor,
+                       p->segment, l->n_segments);
+    *ret = (struct binding_piece){
+        .tensor = (uint32_t)t, .segment = p->segment, .offset = p->offset_bytes};
+    int r = piece_box(l, p, (uint32_t)t, &ret->box, e);
+    return r != 0 ? r
+                  : piece_strides(p, &ret->box, dtype_bytes(layout->tensors[t].dtype),
+                                  ret->stride_bytes, e);
+}
+
+int op_attach_piece(struct attach_stream *st, bool shadow, const struct attach_piece *p,
+                    struct err *e)
+{
+    struct lease *l = st->lease;
+    unsigned memory = shadow ? WIRE_SHADOW : WIRE_LIVE;
+    struct binding_piece piece;
+    if (l == NULL || (l->life != LEASE_ATTACHING && !l->resuming))
+        return err_set(e, RS_EPRECOND, "bindings come between AttachHello and AttachDone");
+    if (l->resuming)
+        return 0;
+    if (shadow && l->receive != REFIT_STAGED_RECEIVE)
+        return err_set(e, RS_EINVAL, "only a destination that receives STAGED has shadow memory");
+    if (l->n_pieces[memory] >= SEGMENT_MAX_BINDING_PIECES)
+        return err_set(e, RS_EEXHAUSTED, "more than %d pieces", SEGMENT_MAX_BINDING_PIECES);
+    int r = piece_make(l, p, &piece, e);
+    void *pieces = l->pieces[memory];
+    if (r != 0)
+        return r;
+    if (mem_grow(&pieces, &l->pieces_capacity[memory], l->n_pieces[memory] + 1, sizeof piece) != 0)
+        return err_set(e, RS_ENOMEM, "no memory for the bindings");
+    l->pieces[memory] = pieces;
+    l->pieces[memory][l->n_pieces[memory]++] = piece;
+    return 0;
+}
+
+/* --- bindings checked, off the loop -------------------------------------------------------------- */
+
+static int binding_make(const struct lease *l, unsigned memory, struct binding **ret, struct err *e)
+{
+    struct binding_piece *pieces = l->pieces[memory];
+    if (pieces == NULL && (pieces = mem_alloc(sizeof *pieces)) == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the bindings");
+    ((struct lease *)(uintptr_t)l)->pieces[memory] = NULL;
+    int r = binding_new(pieces, (uint32_t)l->n_pieces[memory], l->layout->layout->n_tensors, ret);
+    if (r != 0)
+        mem_free(pieces);
+    return r == 0 ? 0 : err_set(e, r, "no memory for the bindings");
+}
+
+static int binding_job_one(struct binding_job *j, unsigned memory)
+{
+    const struct lease *l = j->lease;
+    struct binding *b = NULL;
+    struct buf encoded;
+    buf_init(&encoded);
+    int r = binding_make(l, memory, &b, &j->err);
+    if (r == 0)
+        r = binding_check(b, l->layout->layout, l->rank, j->segment_bytes, l->n_segments,
+                          l->side == REFIT_SOURCE, &j->err);
+    if (r == 0 && (r = binding_encode(b, &encoded)) != 0)
+        (void)err_set(&j->err, r, "no memory for the bindings");
+    if (r == 0) {
+        j->fds[memory] = wire_memfd("reshard-binding", encoded.data, encoded.n_bytes, &j->err);
+        r = j->fds[memory] < 0 ? j->fds[memory] : 0;
+    }
+    buf_close(&encoded);
+    binding_free(b);
+    return r == 0 ? 0
+                  : err_prefix(&j->err, r, "%s memory", memory == WIRE_LIVE ? "live" : "shadow");
+}
+
+static int dtypes_make(struct binding_job *j)
+{
+    const struct layout *layout = j->lease->layout->layout;
+    uint8_t *dtypes = mem_alloc(layout->n_tensors > 0 ? layout->n_tensors : 1);
+    if (dtypes == NULL)
+        return err_set(&j->err, RS_ENOMEM, "no memory for the bindings");
+    for (uint32_t t = 0; t < layout->n_tensors; t++)
+        dtypes[t] = (uint8_t)layout->tensors[t].dtype;
+    j->dtypes_fd = wire_memfd("reshard-dtypes", dtypes, layout->n_tensors, &j->err);
+    mem_free(dtypes);
+    return j->dtypes_fd < 0 ? j->dtypes_fd : 0;
+}
+
+static void binding_work(uv_work_t *work)
+{
+    struct binding_job *j = work->data;
+    j->code = binding_job_one(j, WIRE_LIVE);
+    if (j->code == 0 && j->lease->receive == REFIT_STAGED_RECEIVE)
+        j->code = binding_job_one(j, WIRE_SHADOW);
+    if (j->code == 0)
+        j->code = dtypes_make(j);
+}
+
+static void attach_layout(struct lease *l);
+
+static void binding_done(uv_work_t *work, int status)
+{
+    struct binding_job *j = work->data;
+    struct lease *l = j->lease;
+    struct service *s = l->service;
+    l->job = false;
+    s->n_jobs--;
+    l->binding_fd[WIRE_LIVE] = j->fds[WIRE_LIVE];
+    l->binding_fd[WIRE_SHADOW] = j->fds[WIRE_SHADOW];
+    l->dtypes_fd = j->dtypes_fd;
+    if (status != 0)
+        j->code = RS_ECANCELED;
+    if (l->life != LEASE_ATTACHING)
+        leases_sweep(s); /* the stream or the client went meanwhile */
+    else if (j->code != 0)
+        attach_fail(l, j->code, err_text(&j->err, j->code));
+    else
+        attach_layout(l);
+    mem_free(j->segment_bytes);
+    mem_free(j);
+    service_stop_if_idle(s);
+}
+
+static struct binding_job *binding_job_new(struct lease *l)
+{
+    struct binding_job *j = mem_zalloc(sizeof *j);
+    if (j == NULL)
+        return NULL;
+    j->work.data = j;
+    j->lease = l;
+    j->fds[0] = j->fds[1] = j->dtypes_fd = -1;
+    j->segment_bytes = mem_calloc(l->n_segments, sizeof *j->segment_bytes);
+    if (j->segment_bytes == NULL) {
+        mem_free(j);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < l->n_segments; i++)
+        j->segment_bytes[i] = l->segments[i]->bytes;
+    return j;
+}
+
+int op_attach_done(struct attach_stream *st, struct err *e)
+{
+    struct lease *l = st->lease;
+    if (l == NULL || l->job || l->done || (l->life != LEASE_ATTACHING && !l->resuming))
+        return err_set(e, RS_EPRECOND, "AttachDone comes once, after AttachHello and the bindings");
+    if (l->resuming) {
+        l->resuming = false;
+        tell_attached(l);
+        return 0;
+    }
+    struct binding_job *j = binding_job_new(l);
+    if (j == NULL || uv_queue_work(l->service->loop, &j->work, binding_work, binding_done) != 0) {
+        if (j != NULL)
+            mem_free(j->segment_bytes);
+        mem_free(j);
+        return err_set(e, RS_ENOMEM, "no memory to check the bindings");
+    }
+    l->service->n_jobs++;
+    l->job = l->done = true;
+    return 0;
+}
+
+/* --- the decider and the data plane ------------------------------------------------------------- */
+
+static void after_bind(struct lease *l, int code, const struct err *e);
+
+static void on_layout_told(struct waiter *w, const struct op_reply *reply)
+{
+    struct lease *l = container_of(w, struct lease, waiter);
+    if (reply->code != 0)
+        attach_fail(l, reply->code, reply->text);
+    else
+        lease_bind(l, after_bind);
+}
+
+static uint32_t *instances_of_ranks(const struct layout *layout, enum refit_side side)
+{
+    uint32_t *instance = mem_calloc(layout->n_ranks, sizeof *instance);
+    if (instance == NULL || side == REFIT_SOURCE)
+        return instance;
+    memset(instance, 0xff, layout->n_ranks * sizeof *instance);
+    for (uint32_t i = 0; i < layout->n_instances; i++)
+        for (uint32_t r = 0; r < layout->instances[i].n_ranks; r++)
+            instance[layout->instances[i].ranks[r]] = i;
+    return instance;
+}
+
+int layout_event(struct model *m, enum refit_side side, const struct layout *layout, bool member,
+                 uint64_t cookie)
+{
+    uint32_t *instance = instances_of_ranks(layout, side);
+    if (instance == NULL)
+        return RS_ENOMEM;
+    struct refit_event ev = {
+        .type = REFIT_EV_LAYOUT,
+        .cookie = cookie,
+        .layout = {.side = side,
+                   .name = layout->name,
+                   .digest = layout->digest,
+                   .instance_of_rank = instance,
+                   .n_ranks = layout->n_ranks,
+                   .n_instances = side == REFIT_SOURCE ? 1 : layout->n_instances,
+                   .member = member}};
+    int r = model_event(m, &ev);
+    mem_free(instance);
+    return r;
+}
+
+static void attach_layout(struct lease *l)
+{
+    l->waiter.done = on_layout_told;
+    uint64_t cookie = waiter_add(l->service, &l->waiter);
+    int r = layout_event(l->model, l->side, l->layout->layout, false, cookie);
+    if (r != 0)
+        service_answer(l->service, cookie, r, "no memory to attach");
+}
+
+static void on_attached(struct waiter *w, const struct op_reply *reply)
+{
+    struct lease *l = container_of(w, struct lease, waiter);
+    if (reply->code != 0) {
+        attach_fail(l, reply->code, reply->text);
+        return;
+    }
+    l->known = true;
+    l->life = LEASE_LIVE;
+    log_info("model %s: %s layout %s rank %u attached: worker %016" PRIx64
+             ", device %u, pid %d, held %" PRIu64 ", applied %" PRIu64,
+             l->model->name, side_name(l->side), l->layout->layout->name, l->rank, l->id, l->device,
+             (int)l->pid, reply->attempt, reply->value);
+    struct attached a = {.worker = l->id,
+                         .committed = reply->version,
+                         .held = reply->attempt,
+                         .applied = reply->value};
+    if (l->stream != NULL)
+        l->stream->attached(l->stream, &a);
+}
+
+static void attach_tell(struct lease *l)
+{
+    struct refit_event ev = {.type = REFIT_EV_ATTACHED,
+                             .attached = {.worker = l->id,
+                                          .node = NODE,
+                                          .side = l->side,
+                                          .layout_name = l->layout->layout->name,
+                                          .rank = l->rank,
+                                          .receive = l->receive,
+                                          .accept_automatically = l->accept_automatically,
+                                          .live = l->claims_live,
+                                          .shadow = l->claims_shadow}};
+    l->waiter.done = on_attached;
+    ev.cookie = waiter_add(l->service, &l->waiter);
+    int r = model_event(l->model, &ev);
+    if (r != 0)
+        service_answer(l->service, ev.cookie, r, "no memory to attach");
+}
+
+/* --- what the memory claims to hold -------------------------------------------------------------- */
+
+static void check_next(struct lease *l);
+
+static void check_take(struct lease *l, struct wire_packet *packet)
+{
+    bool shadow = l->checking == WIRE_SHADOW;
+    uint64_t *claim = shadow ? &l->claims_shadow : &l->claims_live;
+    const struct layout *layout = l->layout->layout;
+    uint64_t *table = NULL;
+    bool receiving = shadow || l->receive == REFIT_IN_PLACE;
+    if (lease_table(l, packet, &table, NULL) != 0 ||
+        !held_is(l->model->held, *claim, layout->digest, l->rank,
+                 held_fold(table, layout->n_tensors))) {
+        log_warn("model %s: layout %s rank %u says that its %s memory holds version %" PRIu64
+                 ": its content is another, or not known here; taken as empty",
+                 l->model->name, layout->name, l->rank, shadow ? "shadow" : "live", *claim);
+        *claim = 0;
+    } else if (receiving) {
+        mem_free(l->sums);
+        l->sums = table;
+        l->sums_version = *claim;
+        table = NULL;
+    }
+    mem_free(table);
+}
+
+static void on_checked(struct link_request *r, int code, struct wire_packet *packet,
+                       const struct err *e)
+{
+    struct lease *l = container_of(r, struct lease, bind);
+    if (code != 0) {
+        attach_fail(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(e, code));
+        return;
+    }
+    check_take(l, packet);
+    check_next(l);
+}
+
+static void check_send(struct lease *l, enum wire_memory memory)
+{
+    struct err e = {0};
+    struct wire_check body = {.memory = memory};
+    struct wire_header h = {.type = WIRE_CHECK, .model = l->model->id, .worker = l->id};
+    l->checking = memory;
+    l->bind = (struct link_request){.done = on_checked};
+    int r = link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, NULL, 0,
+                        l->service->config->memory_timeout_ms, &e);
+    if (r != 0)
+        attach_fail(l, r, err_text(&e, r));
+}
+
+/* Live, then shadow, as far as something is claimed; sources claim by publishing. */
+static void check_next(struct lease *l)
+{
+    while (l->step <= WIRE_SHADOW) {
+        enum wire_memory memory = (enum wire_memory)l->step++;
+        if ((memory == WIRE_LIVE ? l->claims_live : l->claims_shadow) == 0)
+            continue;
+        check_send(l, memory);
+        return;
+    }
+    attach_tell(l);
+}
+
+static void after_bind(struct lease *l, int code, const struct err *e)
+{
+    if (code != 0) {
+        attach_fail(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(e, code));
+        return;
+    }
+    l->step = 0;
+    if (l->side == REFIT_SOURCE)
+        l->claims_live = 0;
+    if (l->receive != REFIT_STAGED_RECEIVE)
+        l->claims_shadow = 0;
+    check_next(l);
+}
+
+/* --- the stream's end ---------------------------------------------------------------------------- */
+
+void op_attach_closed(struct attach_stream *st, bool goodbye)
+{
+    struct lease *l = st->lease;
+    if (l == NULL)
+        return;
+    struct service *s = l->service;
+    st->lease = NULL;
+    l->stream = NULL;
+    l->resuming = false;
+    if (l->life == LEASE_ATTACHING || goodbye) {
+        lease_end(l, true, 0,
+                  goodbye ? "it said goodbye" : "its stream ended before it was attached");
+        leases_sweep(s);
+        return;
+    }
+    l->life = LEASE_GRACE;
+    log_info("model %s: stream of layout %s rank %u broke; its lease ends in %u ms", l->model->name,
+             l->layout->layout->name, l->rank, s->config->grace_ms);
+    (void)uv_timer_start(&l->grace, on_grace_over, s->config->grace_ms, 0);
+}

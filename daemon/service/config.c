@@ -1,0 +1,382 @@
+#include "service/config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ini.h>
+
+#include "base/mem.h"
+
+#include "base/banned.h"
+
+enum kind { TEXT, UINT, OCTAL, BYTES, RATE, BOOL, LEVEL };
+
+struct setting {
+    const char *section;
+    const char *key;
+    enum kind kind;
+    size_t offset;
+    size_t size;          /* of the field */
+    uint64_t least, most; /* numbers, bytes; in the field's unit */
+};
+
+#define FIELD(section, name, kind, least, most)                                                    \
+    {                                                                                              \
+        section, #name, kind, offsetof(struct config, name), sizeof((struct config *)0)->name,     \
+            least, most                                                                            \
+    }
+
+static const struct setting settings[] = {
+    FIELD("daemon", node, TEXT, 1, 0),
+    FIELD("daemon", socket, TEXT, 1, 0),
+    FIELD("daemon", socket_mode, OCTAL, 0, 0777),
+    FIELD("daemon", state_dir, TEXT, 1, 0),
+    FIELD("daemon", tcp, TEXT, 0, 0),
+    FIELD("daemon", log_level, LEVEL, 0, 0),
+    FIELD("devices", backend, TEXT, 1, 0),
+    FIELD("devices", devices, UINT, 1, CONFIG_MAX_DEVICES),
+    FIELD("devices", domains, TEXT, 0, 0),
+    FIELD("devices", threads, UINT, 0, 1024),
+    FIELD("devices", ring_slots, UINT, 1, 1024),
+    FIELD("devices", chunk_bytes, BYTES, 4096, UINT64_C(1) << 30),
+    FIELD("devices", network_gbytes_per_s, RATE, 0, 0),
+    FIELD("devices", domain_gbytes_per_s, RATE, 0, 0),
+    FIELD("refit", verify, TEXT, 1, 0),
+    FIELD("refit", strategy, TEXT, 1, 0),
+    FIELD("refit", relay, BOOL, 0, 0),
+    FIELD("refit", staging_ingest, BOOL, 0, 0),
+    FIELD("refit", least_piece_bytes, BYTES, 1, UINT64_C(1) << 40),
+    FIELD("refit", prepare_timeout_ms, UINT, 1, 86400000),
+    FIELD("refit", transfer_timeout_ms, UINT, 1, 86400000),
+    FIELD("refit", accept_timeout_ms, UINT, 1, 86400000),
+    FIELD("refit", quiesce_timeout_ms, UINT, 1, 600000),
+    FIELD("refit", memory_timeout_ms, UINT, 1, 86400000),
+    FIELD("clients", grace_ms, UINT, 0, 3600000),
+    FIELD("clients", max_clients, UINT, 1, 65536),
+    FIELD("clients", max_segments, UINT, 1, 1024),
+    FIELD("clients", max_segment_bytes, BYTES, 1, UINT64_C(1) << 62),
+    FIELD("clients", max_workers, UINT, 1, 65536),
+    FIELD("clients", max_layouts, UINT, 1, 65536),
+    FIELD("clients", max_models, UINT, 1, 65536),
+    FIELD("clients", max_queued, UINT, 1, 65536),
+    FIELD("clients", max_watchers, UINT, 1, 1000000),
+    FIELD("clients", max_versions, UINT, 1, 100000),
+    FIELD("test", host_seed, UINT, 0, UINT64_MAX),
+    FIELD("test", host_max_delay_us, UINT, 0, 1000000),
+};
+enum { N_SETTINGS = sizeof settings / sizeof *settings };
+
+struct parse {
+    struct config *config;
+    uint64_t seen; /* bit i: settings[i] was given */
+    struct err error;
+};
+_Static_assert(N_SETTINGS <= 64, "parse.seen has a bit for each setting");
+
+void config_init(struct config *c)
+{
+    *c = (struct config){
+        .socket = "/run/reshard/reshardd.sock",
+        .socket_mode = 0660,
+        .state_dir = "/var/lib/reshard",
+        .log_level = LOG_INFO,
+        .backend = "host",
+        .devices = 8,
+        .ring_slots = 8,
+        .chunk_bytes = UINT64_C(8) << 20,
+        .verify = "full",
+        .strategy = "reshard",
+        .relay = true,
+        .staging_ingest = true,
+        .least_piece_bytes = UINT64_C(256) << 10,
+        .prepare_timeout_ms = 60000,
+        .transfer_timeout_ms = 600000,
+        .accept_timeout_ms = 60000,
+        .quiesce_timeout_ms = 3000,
+        .memory_timeout_ms = 300000,
+        .grace_ms = 10000,
+        .max_clients = 1024,
+        .max_segments = 1024,
+        .max_segment_bytes = UINT64_C(1) << 42,
+        .max_workers = 4096,
+        .max_layouts = 256,
+        .max_models = 64,
+        .max_queued = 64,
+        .max_watchers = 16384,
+        .max_versions = 1000,
+    };
+    if (gethostname(c->node, sizeof c->node - 1) != 0 || c->node[0] == '\0')
+        (void)snprintf(c->node, sizeof c->node, "localhost");
+}
+
+static int number_parse(const char *text, int base, uint64_t *ret)
+{
+    char *end;
+    errno = 0;
+    if (text[0] == '\0' || strchr("-+ \t", text[0]) != NULL)
+        return RS_EINVAL;
+    unsigned long long v = strtoull(text, &end, base);
+    if (errno != 0 || *end != '\0')
+        return RS_EINVAL;
+    *ret = v;
+    return 0;
+}
+
+/* "8388608", "8 MiB", "8MiB"; KiB, MiB, GiB, TiB. */
+static int bytes_parse(const char *text, uint64_t *ret)
+{
+    static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
+    char *end;
+    errno = 0;
+    if (text[0] < '0' || text[0] > '9')
+        return RS_EINVAL;
+    unsigned long long v = strtoull(text, &end, 10);
+    while (*end == ' ')
+        end++;
+    for (unsigned i = 0; errno == 0 && i < sizeof units / sizeof *units; i++)
+        if (strcmp(end, units[i]) == 0 && v <= UINT64_MAX >> (10 * i)) {
+            *ret = (uint64_t)v << (10 * i);
+            return 0;
+        }
+    return RS_EINVAL;
+}
+
+static int rate_parse(const char *text, double *ret)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    if (errno != 0 || end == text || *end != '\0' || !(v >= 0 && v <= 1e6))
+        return RS_EINVAL;
+    *ret = v;
+    return 0;
+}
+
+static int bool_parse(const char *text, bool *ret)
+{
+    bool yes = strcmp(text, "true") == 0 || strcmp(text, "yes") == 0 || strcmp(text, "on") == 0;
+    bool no = strcmp(text, "false") == 0 || strcmp(text, "no") == 0 || strcmp(text, "off") == 0;
+    if (!yes && !no)
+        return RS_EINVAL;
+    *ret = yes;
+    return 0;
+}
+
+static int number_store(const struct setting *s, void *field, uint64_t v, struct err *e)
+{
+    if (v < s->least || v > s->most)
+        return err_set(e, RS_EINVAL, "%" PRIu64 " is not within %" PRIu64 " … %" PRIu64, v,
+                       s->least, s->most);
+    if (s->size == sizeof(uint64_t))
+        *(uint64_t *)field = v;
+    else
+        *(uint32_t *)field = (uint32_t)v;
+    return 0;
+}
+
+static int text_store(const struct setting *s, char *field, const char *value, struct err *e)
+{
+    size_t n = strlen(value);
+    if (n < s->least)
+        return err_set(e, RS_EINVAL, "must not be empty");
+    if (n >= s->size)
+        return err_set(e, RS_EINVAL, "is longer than %zu bytes", s->size - 1);
+    memcpy(field, value, n + 1);
+    return 0;
+}
+
+static int setting_store(const struct setting *s, struct config *c, const char *value,
+                         struct err *e)
+{
+    void *field = (char *)c + s->offset;
+    uint64_t v = 0;
+    switch (s->kind) {
+    case TEXT:
+        return text_store(s, field, value, e);
+    case UINT:
+        if (number_parse(value, 10, &v) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is no whole number", value);
+        return number_store(s, field, v, e);
+    case OCTAL:
+        if (number_parse(value, 8, &v) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is no octal number such as 0660", value);
+        return number_store(s, field, v, e);
+    case BYTES:
+        if (bytes_parse(value, &v) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is no size; write bytes, or KiB, MiB, GiB, TiB",
+                           value);
+        return number_store(s, field, v, e);
+    case RATE:
+        if (rate_parse(value, field) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is no rate in GB/s (0: not limited)", value);
+        return 0;
+    case BOOL:
+        if (bool_parse(value, field) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is neither true nor false", value);
+        return 0;
+    case LEVEL:
+        if (log_level_parse(value, field) != 0)
+            return err_set(e, RS_EINVAL, "'%s' is no level; use error, warn, info or debug", value);
+        return 0;
+    }
+    return RS_EINTERNAL;
+}
+
+static const struct setting *setting_find(const char *section, const char *key, bool *ret_section)
+{
+    for (unsigned i = 0; i < N_SETTINGS; i++) {
+        if (strcmp(settings[i].section, section) != 0)
+            continue;
+        *ret_section = true;
+        if (strcmp(settings[i].key, key) == 0)
+            return &settings[i];
+    }
+    return NULL;
+}
+
+/* inih's callback: 0 marks the line as bad; only the first bad line is kept. */
+static int on_setting(void *user, const char *section, const char *key, const char *value)
+{
+    struct parse *p = user;
+    bool known_section = false;
+    if (p->error.code != 0)
+        return 0;
+    const struct setting *s = setting_find(section, key, &known_section);
+    if (s == NULL) {
+        (void)err_set(&p->error, RS_EINVAL,
+                      known_section
+                          ? "unknown key '%s' in section [%s]"
+                          : "key '%s': unknown section [%s]; there are [daemon], [devices], "
+                            "[refit], [clients], [test]",
+                      key, section);
+        return 0;
+    }
+    uint64_t bit = UINT64_C(1) << (s - settings);
+    int r = (p->seen & bit) != 0 ? err_set(&p->error, RS_EINVAL, "given twice")
+                                 : setting_store(s, p->config, value, &p->error);
+    if (r != 0)
+        (void)err_prefix(&p->error, r, "%s", key);
+    p->seen |= bit;
+    return r == 0;
+}
+
+int config_parse(struct config *c, const char *text, const char *name, struct err *e)
+{
+    struct config next = *c;
+    struct parse p = {.config = &next};
+    int line = ini_parse_string(text, on_setting, &p);
+    if (line < 0)
+        return err_set(e, RS_ENOMEM, "%s: no memory to read it", name);
+    if (line > 0 || p.error.code != 0)
+        return err_set(e, RS_EINVAL, "%s:%d: %s", name, line,
+                       p.error.code != 0 ? p.error.text : "neither [section] nor key = value");
+    int r = config_check(&next, e);
+    if (r != 0)
+        return err_prefix(e, r, "%s", name);
+    *c = next;
+    return 0;
+}
+
+int config_read(struct config *c, const char *path, struct err *e)
+{
+    enum { MAX_BYTES = 1 << 20 };
+    struct stat st;
+    char *text = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int r = 0;
+    if (fd < 0)
+        return err_set(e, err_from_errno(errno), "%s: %s", path, strerror(errno));
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > MAX_BYTES)
+        r = err_set(e, RS_EINVAL, "%s: not a regular file of at most 1 MiB", path);
+    if (r == 0 && (text = mem_zalloc((size_t)st.st_size + 1)) == NULL)
+        r = err_set(e, RS_ENOMEM, "%s: no memory to read it", path);
+    if (r == 0 && pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size)
+        r = err_set(e, RS_EIO, "%s: could not be read", path);
+    if (r == 0)
+        r = config_parse(c, text, path, e);
+    mem_free(text);
+    (void)close(fd);
+    return r;
+}
+
+/* One group of `domains`: "0-3" or "5". */
+static int domain_group(struct config *c, const char *group, bool *taken, struct err *e)
+{
+    unsigned first, last;
+    char rest;
+    int n = sscanf(group, "%u-%u%c", &first, &last, &rest);
+    if (n == 1 && strchr(group, '-') == NULL && sscanf(group, "%u%c", &first, &rest) == 1)
+        last = first;
+    else if (n != 2)
+        return err_set(e, RS_EINVAL, "domains: '%s' is neither a device nor a range such as 0-3",
+                       group);
+    if (first > last || last >= c->devices)
+        return err_set(e, RS_EINVAL, "domains: '%s' is not within 0 … %u (devices = %u)", group,
+                       c->devices - 1, c->devices);
+    for (unsigned d = first; d <= last; d++) {
+        if (taken[d])
+            return err_set(e, RS_EINVAL, "domains: device %u stands in two domains", d);
+        taken[d] = true;
+        c->domain_of_device[d] = c->n_domains;
+    }
+    c->n_domains++;
+    return 0;
+}
+
+static int domains_check(struct config *c, struct err *e)
+{
+    bool taken[CONFIG_MAX_DEVICES] = {false};
+    char text[CONFIG_MAX_VALUE];
+    char *save = NULL;
+    c->n_domains = 0;
+    memset(c->domain_of_device, 0, sizeof c->domain_of_device);
+    memcpy(text, c->domains, sizeof text);
+    for (char *g = strtok_r(text, " ,\t", &save); g != NULL; g = strtok_r(NULL, " ,\t", &save)) {
+        int r = domain_group(c, g, taken, e);
+        if (r != 0)
+            return r;
+    }
+    if (c->n_domains == 0) {
+        c->n_domains = 1;
+        return 0;
+    }
+    for (unsigned d = 0; d < c->devices; d++)
+        if (!taken[d])
+            return err_set(e, RS_EINVAL, "domains: device %u stands in none", d);
+    return 0;
+}
+
+static int choice_check(const char *key, const char *value, const char *a, const char *b,
+                        const char *c, struct err *e)
+{
+    if (strcmp(value, a) == 0 || strcmp(value, b) == 0 || strcmp(value, c) == 0)
+        return 0;
+    return err_set(e, RS_EINVAL, "%s: '%s' is unknown; use %s, %s or %s", key, value, a, b, c);
+}
+
+int config_check(struct config *c, struct err *e)
+{
+    int r = domains_check(c, e);
+    if (r == 0)
+        r = choice_check("verify", c->verify, "off", "sampled", "full", e);
+    if (r == 0)
+        r = choice_check("strategy", c->strategy, "reshard", "direct", "gather-broadcast", e);
+    if (r != 0)
+        return r;
+    if (strcmp(c->backend, "cuda") == 0)
+        return err_set(e, RS_EUNIMPL, "backend: cuda is not built in this version; use host");
+    if (strcmp(c->backend, "host") != 0)
+        return err_set(e, RS_EINVAL, "backend: '%s' is unknown; use host or cuda", c->backend);
+    /* "<socket>.mem" and "<socket>.lock" must fit into sun_path too. */
+    if (strlen(c->socket) + strlen(".mem") > 107)
+        return err_set(e, RS_EINVAL,
+                       "socket: longer than 103 bytes, which a socket's address can't hold");
+    return 0;
+}

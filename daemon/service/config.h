@@ -1,0 +1,82 @@
+/* The daemon's settings: one struct, one table of what may stand in the file (config.c).
+ *
+ * A file is INI: [section], key = value; `;` and `#` begin comments. config/reshardd.conf shows every
+ * setting with its unit and default. An unknown key or section, a bad or a repeated value is an error that
+ * names file, line, key and what is allowed. Read once at start; immutable afterwards. */
+#ifndef RS_SERVICE_CONFIG_H
+#define RS_SERVICE_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/log.h"
+
+enum {
+    CONFIG_MAX_DEVICES = 64,
+    CONFIG_MAX_PATH = 256,
+    CONFIG_MAX_NAME = 64,
+    CONFIG_MAX_VALUE = 160
+};
+
+struct config {
+    /* [daemon] */
+    char node[CONFIG_MAX_NAME];   /* default: the host's name */
+    char socket[CONFIG_MAX_PATH]; /* gRPC on a Unix socket; "<socket>.mem" is the memory socket */
+    uint32_t socket_mode;         /* octal in the file */
+    char state_dir[CONFIG_MAX_PATH]; /* the ledger's folder */
+    char tcp[CONFIG_MAX_NAME];       /* loopback address and port; "": none */
+    enum log_level log_level;
+
+    /* [devices] */
+    char backend[16];
+    uint32_t devices;
+    char domains[CONFIG_MAX_VALUE];                /* "0-3 4-7"; "": all devices in one domain */
+    uint32_t domain_of_device[CONFIG_MAX_DEVICES]; /* from `domains` */
+    uint32_t n_domains;
+    uint32_t threads; /* copy threads of all host devices; 0: one per core */
+    uint32_t ring_slots;
+    uint64_t chunk_bytes;
+    double network_gbytes_per_s; /* simulated rates between and inside domains; 0: not limited */
+    double domain_gbytes_per_s;
+
+    /* [refit] */
+    char verify[16];   /* off, sampled, full */
+    char strategy[24]; /* reshard, direct, gather-broadcast */
+    bool relay;
+    bool staging_ingest;
+    uint64_t least_piece_bytes;
+    uint32_t prepare_timeout_ms;
+    uint32_t transfer_timeout_ms;
+    uint32_t accept_timeout_ms;
+    uint32_t quiesce_timeout_ms; /* then the data plane is ended and replaced */
+    uint32_t memory_timeout_ms;  /* one publish, apply or check of one worker */
+
+    /* [clients] */
+    uint32_t grace_ms;
+    uint32_t max_clients;
+    uint32_t max_segments; /* of one client */
+    uint64_t max_segment_bytes;
+    uint32_t max_workers;
+    uint32_t max_layouts;
+    uint32_t max_models;
+    uint32_t max_queued; /* refits of one model */
+    uint32_t max_watchers;
+    uint32_t max_versions; /* kept per model, in memory and in the ledger's answers */
+
+    /* [test]: delays and poison of the host device */
+    uint64_t host_seed;
+    uint32_t host_max_delay_us;
+};
+
+/* The defaults. */
+void config_init(struct config *c);
+/* Reads a file over what *c holds and checks it (config_check). RS_ENOTFOUND, RS_EINVAL with file and line. */
+int config_read(struct config *c, const char *path, struct err *e);
+/* The same from text; `name` stands for the file in errors. */
+int config_parse(struct config *c, const char *text, const char *name, struct err *e);
+/* What only shows when all is read: domains against devices, backend, addresses. Fills domain_of_device. */
+int config_check(struct config *c, struct err *e);
+
+#endif

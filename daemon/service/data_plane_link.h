@@ -1,0 +1,71 @@
+/* The control process's end of the data plane: the child, its messages, its death and replacement.
+ *
+ *   STARTING ──READY──▶ READY ──death, hang──▶ DOWN ──back-off──▶ STARTING
+ *
+ * The child is the same binary, run as `reshardd --data-plane FD`; exec/wire.h is what is said. A request is the
+ * caller's struct, submitted without allocation of its own; it gets exactly one answer: the packet, or an error when
+ * its deadline passes, the child dies, or the link stops. A child that leaves a request unanswered past its deadline
+ * is taken as hung: it is killed and replaced (except for requests whose `patient` is set: PREPARE and START, which
+ * the decider ends by ABORT). Loop thread only; nothing here blocks. */
+#ifndef RS_SERVICE_DATA_PLANE_LINK_H
+#define RS_SERVICE_DATA_PLANE_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include "base/queue.h"
+#include "exec/wire.h"
+#include "service/config.h"
+
+struct link_request {
+    struct queue in; /* the link's list while it waits */
+    uint64_t id;     /* 0: not submitted */
+    uint64_t deadline_ns;
+    bool patient;
+    /* Once. code 0: `packet` is the answer (its fds are closed afterwards unless taken, set to -1). Else packet is
+     * NULL or a FAILED answer, and e says why. The request may be reused or freed inside. */
+    void (*done)(struct link_request *r, int code, struct wire_packet *packet, const struct err *e);
+    void (*progress)(struct link_request *r, const struct wire_progress *p); /* may be NULL */
+};
+
+enum link_state { LINK_STARTING, LINK_READY, LINK_DOWN, LINK_STOPPED };
+
+struct link_events {
+    /* The child answers; nothing of any worker is known to it. */
+    void (*ready)(void *arg);
+    /* The child is gone for good (reaped): nothing that it did goes on. All requests have been answered with
+     * RS_EPEER before. */
+    void (*lost)(void *arg, const char *why);
+    void *arg;
+};
+
+struct data_plane_link;
+
+/* Spawns the first child. RS_ENOMEM, RS_EIO. */
+int link_new(uv_loop_t *loop, const struct config *config, const struct link_events *events,
+             struct data_plane_link **ret, struct err *e);
+/* STOP, then SIGKILL after 2 s; all requests are answered RS_ECANCELED at once. done runs once, when the child is
+ * reaped and all handles are closed; the link is freed after it. */
+void link_stop(struct data_plane_link *l, void (*done)(void *arg), void *arg);
+
+enum link_state link_state(const struct data_plane_link *l);
+/* "ready", "starting", "replacing: killed by signal 9" …; borrowed until the next call. */
+const char *link_text(const struct data_plane_link *l);
+uint64_t link_restarts(const struct data_plane_link *l);
+int32_t link_pid(const struct data_plane_link *l); /* 0: none */
+
+/* Sends and waits for the answer. h needs type, model … worker; the link fills in incarnation and request. fds are
+ * duplicated where they can't be sent at once. 0: done will be called, later, once. RS_EUNAVAIL: no child is ready;
+ * RS_ENOMEM: done is never called. */
+int link_submit(struct data_plane_link *l, struct link_request *r, struct wire_header h,
+                const void *body, size_t body_bytes, const void *table, size_t table_bytes,
+                const int *fds, uint32_t n_fds, uint32_t timeout_ms, struct err *e);
+/* The answer is no longer wanted: done will not be called. */
+void link_forget(struct data_plane_link *l, struct link_request *r);
+bool link_waits(const struct link_request *r);
+/* Kills the child, which is then replaced. */
+void link_kill(struct data_plane_link *l, const char *why);
+
+#endif

@@ -1,0 +1,502 @@
+/* Leases: a worker's memory at the data plane, its publications and applies, and its end. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/random.h"
+#include "service/held.h"
+#include "service/lease.h"
+#include "service/mix.h"
+#include "service/verify.h"
+
+#include "base/banned.h"
+
+struct lease *lease_find(struct service *s, uint64_t id)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->id == id && l->life != LEASE_ATTACHING && l->life != LEASE_LEAVING)
+            return l;
+    }
+    return NULL;
+}
+
+void publication_unref(struct publication *p)
+{
+    if (p == NULL || --p->refs > 0)
+        return;
+    mem_free(p->fingerprints);
+    mem_free(p->expected);
+    mem_free(p);
+}
+
+/* --- MAP and BIND ------------------------------------------------------------------------------- */
+
+static void lease_unmapped(struct lease *l)
+{
+    if (!l->mapped)
+        return;
+    l->mapped = l->bound = false;
+    for (uint32_t i = 0; i < l->n_segments; i++)
+        segment_unmapped(l->segments[i]);
+}
+
+static void on_bind_step(struct link_request *r, int code, struct wire_packet *packet,
+                         const struct err *e);
+
+static int map_send(struct lease *l, uint32_t i, struct err *e)
+{
+    const struct segment *s = l->segments[i];
+    struct wire_map body = {
+        .bytes = s->bytes, .segment = i, .device = l->device, .writable = s->writable};
+    struct wire_header h = {.type = WIRE_MAP, .model = l->model->id, .worker = l->id};
+    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, &s->fd, 1,
+                       l->service->config->memory_timeout_ms, e);
+}
+
+static int bind_send(struct lease *l, enum wire_memory memory, struct err *e)
+{
+    struct wire_bind body = {
+        .device = l->device, .memory = memory, .n_tensors = l->layout->layout->n_tensors};
+    struct wire_header h = {.type = WIRE_BIND, .model = l->model->id, .worker = l->id};
+    int fds[2] = {l->binding_fd[memory], l->dtypes_fd};
+    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, fds, 2,
+                       l->service->config->memory_timeout_ms, e);
+}
+
+static void bind_finish(struct lease *l, int code, const struct err *e)
+{
+    l->bound = code == 0;
+    l->after_bind(l, code, e);
+}
+
+/* Segments in order, then live, then shadow. */
+static void bind_next(struct lease *l)
+{
+    struct err e = {0};
+    unsigned step = l->step++;
+    int r;
+    l->bind = (struct link_request){.done = on_bind_step};
+    if (step < l->n_segments)
+        r = map_send(l, step, &e);
+    else if (step == l->n_segments)
+        r = bind_send(l, WIRE_LIVE, &e);
+    else if (step == l->n_segments + 1 && l->binding_fd[WIRE_SHADOW] >= 0)
+        r = bind_send(l, WIRE_SHADOW, &e);
+    else {
+        bind_finish(l, 0, NULL);
+        return;
+    }
+    if (r != 0)
+        bind_finish(l, r, &e);
+}
+
+static void on_bind_step(struct link_request *r, int code, struct wire_packet *packet,
+                         const struct err *e)
+{
+    struct lease *l = container_of(r, struct lease, bind);
+    (void)packet;
+    if (code != 0)
+        bind_finish(l, code, e);
+    else
+        bind_next(l);
+}
+
+void lease_bind(struct lease *l, void (*after)(struct lease *l, int code, const struct err *e))
+{
+    l->after_bind = after;
+    l->step = 0;
+    if (!l->mapped) {
+        l->mapped = true;
+        for (uint32_t i = 0; i < l->n_segments; i++)
+            segment_mapped(l->segments[i]);
+    }
+    bind_next(l);
+}
+
+/* --- a new data plane --------------------------------------------------------------------------- */
+
+static void node_up(struct service *s)
+{
+    s->node_up = true;
+    queue_foreach (q, &s->models) {
+        struct model *m = container_of(q, struct model, in);
+        struct refit_event ev = {.type = REFIT_EV_NODE_UP, .node = {.node = NODE}};
+        (void)model_event(m, &ev);
+    }
+}
+
+static void rebind_ended(struct lease *l)
+{
+    if (!l->rebinding)
+        return;
+    l->rebinding = false;
+    if (--l->service->n_rebinding == 0 && link_state(l->service->link) == LINK_READY)
+        node_up(l->service);
+}
+
+static void after_rebind(struct lease *l, int code, const struct err *e)
+{
+    struct service *s = l->service;
+    if (code != 0 && code != RS_EPEER && code != RS_EUNAVAIL && code != RS_EDEADLINE)
+        lease_end(l, true, RS_EABORTED, err_text(e, code)); /* ends the rebinding too */
+    rebind_ended(l);
+    leases_sweep(s);
+}
+
+void leases_rebind(struct service *s)
+{
+    s->n_rebinding = 0;
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        l->rebinding = l->life == LEASE_LIVE || l->life == LEASE_GRACE;
+        s->n_rebinding += l->rebinding;
+    }
+    if (s->n_rebinding == 0) {
+        node_up(s);
+        return;
+    }
+    queue_foreach_safe (q, tmp, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->rebinding)
+            lease_bind(l, after_rebind);
+    }
+}
+
+void leases_lost_data_plane(struct service *s)
+{
+    s->node_up = false;
+    s->n_rebinding = 0;
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        l->rebinding = false;
+        lease_unmapped(l);
+    }
+}
+
+/* --- publish ------------------------------------------------------------------------------------ */
+
+/* Copies a table of n fingerprints out of an answer's descriptor. */
+static int table_read(struct wire_packet *packet, uint32_t n, uint64_t **ret, struct err *e)
+{
+    const void *data;
+    size_t n_bytes;
+    if (packet->n_fds < 1)
+        return err_set(e, RS_EPROTO, "the data plane's answer has no fingerprints");
+    int r = wire_map_fd(packet->fds[0], &data, &n_bytes, e);
+    if (r != 0)
+        return r;
+    uint64_t *table = mem_calloc(n, sizeof *table);
+    if (table == NULL)
+        r = err_set(e, RS_ENOMEM, "no memory for the fingerprints");
+    else if (n_bytes < n * sizeof *table)
+        r = err_set(e, RS_EPROTO, "%zu bytes of fingerprints for %u tensors", n_bytes, n);
+    else if (n > 0)
+        memcpy(table, data, n * sizeof *table);
+    wire_unmap(data, n_bytes);
+    if (r != 0)
+        mem_free(table);
+    else
+        *ret = table;
+    return r;
+}
+
+int lease_table(struct lease *l, struct wire_packet *packet, uint64_t **ret, struct err *e)
+{
+    return table_read(packet, l->layout->layout->n_tensors, ret, e);
+}
+
+static uint64_t publication_name(const struct lease *l, const struct publication *p)
+{
+    const struct layout *layout = l->layout->layout;
+    if (p->fingerprints == NULL)
+        return random_id(); /* nothing is known of the content */
+    uint64_t id = mix_bytes(p->version, layout->digest, sizeof layout->digest);
+    id = mix_word(id, l->rank);
+    id = mix_bytes(id, p->fingerprints, p->n_tensors * sizeof *p->fingerprints);
+    return id != 0 ? id : 1;
+}
+
+static void publish_finish(struct lease *l, int code, const char *text)
+{
+    struct publication *p = l->publishing;
+    uint64_t cookie = l->publish_cookie;
+    l->publishing = NULL;
+    if (code != 0) {
+        publication_unref(p);
+        service_answer(l->service, cookie, code, text);
+        return;
+    }
+    p->id = publication_name(l, p);
+    publication_unref(l->published);
+    l->published = p;
+    struct refit_event ev = {
+        .type = REFIT_EV_PUBLISHED,
+        .cookie = cookie,
+        .published = {.worker = l->id, .version = p->version, .publication = p->id}};
+    int r = model_event(l->model, &ev);
+    if (r != 0)
+        service_answer(l->service, cookie, r, err_name(r));
+}
+
+static void on_published(struct link_request *r, int code, struct wire_packet *packet,
+                         const struct err *e)
+{
+    struct lease *l = container_of(r, struct lease, publish);
+    struct err mine = {0};
+    if (code != 0) {
+        publish_finish(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(e, code));
+        return;
+    }
+    code = lease_table(l, packet, &l->publishing->fingerprints, &mine);
+    publish_finish(l, code, err_text(&mine, code));
+}
+
+static int expected_copy(struct lease *l, struct publication *p, const struct op_expected *expected,
+                         size_t n, struct err *e)
+{
+    p->expected = mem_calloc(n, sizeof *p->expected);
+    if (p->expected == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to publish");
+    for (; p->n_expected < n; p->n_expected++) {
+        int64_t t = layout_find(l->layout->layout, expected[p->n_expected].tensor);
+        if (t < 0)
+            return err_set(e, RS_EINVAL,
+                           "expected fingerprint of tensor '%s': layout '%s' has no such tensor",
+                           expected[p->n_expected].tensor, l->layout->layout->name);
+        p->expected[p->n_expected].tensor = (uint32_t)t;
+        p->expected[p->n_expected].fingerprint = expected[p->n_expected].fingerprint;
+    }
+    return 0;
+}
+
+static int publish_send(struct lease *l, struct err *e)
+{
+    struct wire_publish body = {0};
+    struct wire_header h = {.type = WIRE_PUBLISH,
+                            .model = l->model->id,
+                            .worker = l->id,
+                            .version = l->publishing->version};
+    l->publish = (struct link_request){.done = on_published};
+    return link_submit(l->service->link, &l->publish, h, &body, sizeof body, NULL, 0, NULL, 0,
+                       l->service->config->memory_timeout_ms, e);
+}
+
+int lease_publish(struct lease *l, uint64_t version, const struct op_expected *expected,
+                  size_t n_expected, struct waiter *w, struct err *e)
+{
+    int r = refit_publish_check(l->model->refit, l->id, version, e);
+    if (r < 0)
+        return r;
+    if (r == 1) {
+        struct op_reply reply = {.value = refit_find_worker(l->model->refit, l->id)->publication};
+        w->done(w, &reply);
+        return 0;
+    }
+    if (l->publishing != NULL)
+        return err_set(e, RS_EPRECOND,
+                       "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
+                       l->publishing->version);
+    struct publication *p = mem_zalloc(sizeof *p);
+    if (p == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to publish");
+    *p = (struct publication){
+        .refs = 1, .version = version, .n_tensors = l->layout->layout->n_tensors};
+    l->publishing = p;
+    r = expected_copy(l, p, expected, n_expected, e);
+    bool fingerprint = l->service->config->verify[0] != 'o';
+    if (r == 0 && fingerprint)
+        r = publish_send(l, e);
+    if (r != 0) {
+        l->publishing = NULL;
+        publication_unref(p);
+        return r;
+    }
+    l->publish_cookie = waiter_add(l->service, w);
+    if (!fingerprint)
+        publish_finish(l, 0, "");
+    return 0;
+}
+
+/* --- apply -------------------------------------------------------------------------------------- */
+
+static void applied(struct lease *l, int code, const char *text)
+{
+    struct refit_event ev = {
+        .type = REFIT_EV_APPLIED,
+        .applied = {.worker = l->id, .version = l->apply_version, .code = code, .text = text}};
+    (void)model_event(l->model, &ev);
+}
+
+static int applied_check(struct lease *l, struct wire_packet *packet, struct err *e)
+{
+    uint64_t *table;
+    int r = lease_table(l, packet, &table, e);
+    if (r != 0)
+        return r;
+    const struct layout *layout = l->layout->layout;
+    for (uint32_t t = 0;
+         l->sums != NULL && l->sums_version == l->apply_version && t < layout->n_tensors; t++) {
+        if (table[t] == l->sums[t])
+            continue;
+        r = err_set(e, RS_EDATALOSS,
+                    "tensor '%s': layout '%s' rank %u holds fingerprint %016" PRIx64
+                    " in live memory after Apply; %016" PRIx64 " was staged",
+                    layout->tensors[t].name, layout->name, l->rank, table[t], l->sums[t]);
+        break;
+    }
+    mem_free(table);
+    return r;
+}
+
+static void on_applied(struct link_request *r, int code, struct wire_packet *packet,
+                       const struct err *e)
+{
+    struct lease *l = container_of(r, struct lease, apply);
+    struct err mine = {0};
+    if (code == 0 && (code = applied_check(l, packet, &mine)) != 0)
+        e = &mine;
+    applied(l, code, code == 0 ? "" : err_text(e, code));
+}
+
+void lease_apply(struct model *m, const struct refit_action *a)
+{
+    struct err e = {0};
+    struct lease *l = lease_find(m->service, a->worker);
+    struct wire_header h = {
+        .type = WIRE_APPLY, .model = m->id, .worker = a->worker, .version = a->version};
+    if (l == NULL)
+        return; /* its end has been told already, which ends the apply too */
+    l->apply_version = a->version;
+    l->apply = (struct link_request){.done = on_applied};
+    int r = link_submit(m->service->link, &l->apply, h, NULL, 0, NULL, 0, NULL, 0,
+                        m->service->config->memory_timeout_ms, &e);
+    if (r != 0)
+        applied(l, r, err_text(&e, r));
+}
+
+void lease_tell(struct model *m, const struct refit_action *a)
+{
+    struct lease *l = lease_find(m->service, a->worker);
+    if (l != NULL && l->stream != NULL)
+        l->stream->tell(l->stream, a->tell, a->version, a->attempt, a->text != NULL ? a->text : "");
+}
+
+/* --- the end ------------------------------------------------------------------------------------ */
+
+static void stream_end(struct lease *l, bool evicted, int code, const char *text)
+{
+    struct attach_stream *st = l->stream;
+    if (st == NULL)
+        return;
+    l->stream = NULL;
+    st->lease = NULL;
+    st->end(st, evicted, code, text);
+}
+
+void lease_end(struct lease *l, bool for_good, int code, const char *reason)
+{
+    bool attached = l->life != LEASE_ATTACHING;
+    if (l->life == LEASE_LEAVING)
+        return;
+    if (attached)
+        log_info("model %s: lease of layout %s rank %u worker %016" PRIx64 " ended: %s",
+                 l->model->name, l->layout->layout->name, l->rank, l->id, reason);
+    l->life = LEASE_LEAVING;
+    (void)uv_timer_stop(&l->grace);
+    link_forget(l->service->link, &l->bind);
+    link_forget(l->service->link, &l->publish);
+    if (l->publishing != NULL)
+        publish_finish(l, RS_EABORTED, reason);
+    waiter_forget(&l->waiter);
+    for (uint32_t i = 0; i < l->n_segments; i++)
+        segment_unuse(l->segments[i]);
+    if (!l->mapped) /* the segments may be freed from here on */
+        l->n_segments = 0;
+    stream_end(l, attached && for_good, code, reason);
+    if (l->known) {
+        struct refit_event ev = {.type = REFIT_EV_LEFT,
+                                 .left = {.worker = l->id, .for_good = for_good, .reason = reason}};
+        (void)model_event(l->model, &ev);
+    }
+    rebind_ended(l);
+}
+
+static void on_freed(uv_handle_t *h)
+{
+    struct lease *l = h->data;
+    struct service *s = l->service;
+    for (unsigned i = 0; i < 2; i++) {
+        if (l->binding_fd[i] >= 0)
+            (void)close(l->binding_fd[i]);
+        mem_free(l->pieces[i]);
+    }
+    if (l->dtypes_fd >= 0)
+        (void)close(l->dtypes_fd);
+    publication_unref(l->published);
+    layout_entry_unref(l->layout);
+    mem_free(l->sums);
+    mem_free(l->segments);
+    mem_free(l);
+    service_handle_closed(s);
+}
+
+static void on_unbound(struct link_request *r, int code, struct wire_packet *packet,
+                       const struct err *e)
+{
+    struct lease *l = container_of(r, struct lease, unbind);
+    (void)packet;
+    (void)e;
+    l->waits_unbind = false;
+    if (code == RS_EPEER || code == RS_ECANCELED || code == RS_EDEADLINE)
+        return; /* the data plane is dead or dying: its end unmaps all */
+    lease_unmapped(l);
+    leases_sweep(l->service);
+}
+
+static void unbind_send(struct lease *l)
+{
+    struct wire_header h = {.type = WIRE_UNBIND, .model = l->model->id, .worker = l->id};
+    l->unbind = (struct link_request){.done = on_unbound};
+    l->waits_unbind = link_submit(l->service->link, &l->unbind, h, NULL, 0, NULL, 0, NULL, 0,
+                                  l->service->config->memory_timeout_ms, NULL) == 0;
+}
+
+static bool lease_busy(const struct lease *l)
+{
+    const struct refit_worker *w = refit_find_worker(l->model->refit, l->id);
+    return link_waits(&l->apply) || (w != NULL && refit_worker_busy(l->model->refit, w));
+}
+
+void leases_sweep(struct service *s)
+{
+    queue_foreach_safe (q, tmp, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->life != LEASE_LEAVING || l->job || l->model->stepping)
+            continue;
+        if (l->mapped && !s->stopping) {
+            if (!l->waits_unbind && link_state(s->link) == LINK_READY && !lease_busy(l))
+                unbind_send(l);
+            continue;
+        }
+        lease_unmapped(l);
+        link_forget(s->link, &l->unbind);
+        link_forget(s->link, &l->apply);
+        queue_remove(&l->in);
+        s->n_leases--;
+        uv_close((uv_handle_t *)&l->grace, on_freed);
+    }
+}
+
+void leases_client_ended(struct service *s, const struct memory_client *client)
+{
+    queue_foreach_safe (q, tmp, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->client == client->id)
+            lease_end(l, false, RS_EUNAUTH, "its client's process or memory socket ended");
+    }
+    leases_sweep(s);
+}

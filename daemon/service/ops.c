@@ -1,0 +1,310 @@
+#include "service/ops.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "service/lease.h"
+#include "service/mix.h"
+
+#include "base/banned.h"
+
+/* --- layouts ------------------------------------------------------------------------------------ */
+
+/* Checks a layout, digests it, and writes it as JSON, off the loop; then into the ledger. */
+struct layout_job {
+    uv_work_t work;
+    struct service *service;
+    struct layout *layout;
+    uint8_t *ret_digest; /* the waiter's; only touched while it waits */
+    uint64_t cookie;
+    char *json;
+    struct ledger_transaction transaction;
+    struct layout_entry *entry;
+    int code;
+    struct err err;
+};
+
+static void layout_job_end(struct layout_job *j, int code, const char *text, bool known)
+{
+    struct service *s = j->service;
+    struct refit_action reply = {
+        .type = REFIT_DO_REPLY, .cookie = j->cookie, .code = code, .text = text, .value = known};
+    service_reply(s, &reply);
+    layout_entry_unref(j->entry);
+    layout_free(j->layout);
+    mem_free(j->json);
+    mem_free(j);
+}
+
+static void layout_work(uv_work_t *work)
+{
+    struct layout_job *j = work->data;
+    j->code = layout_check(j->layout, &j->err);
+    if (j->code == 0 && (j->code = layout_digest(j->layout)) != 0)
+        (void)err_set(&j->err, j->code, "no memory for the layout's digest");
+    if (j->code == 0 && (j->json = layout_to_json(j->layout)) == NULL)
+        j->code = err_set(&j->err, RS_ENOMEM, "no memory for the layout");
+}
+
+static void on_layout_written(struct ledger_transaction *t, int code, const struct err *e)
+{
+    struct layout_job *j = container_of(t, struct layout_job, transaction);
+    struct service *s = j->service;
+    ledger_transaction_close(t);
+    j->entry->durable = j->entry->durable || code == 0;
+    s->n_writes--;
+    layout_job_end(j, code, code == 0 ? "" : err_text(e, code), false);
+    service_stop_if_idle(s);
+}
+
+static int layout_write(struct layout_job *j)
+{
+    struct ledger_record record = {.kind = LEDGER_LAYOUT,
+                                   .layout = {.name = j->entry->layout->name, .json = j->json}};
+    memcpy(record.layout.digest, j->entry->layout->digest, sizeof record.layout.digest);
+    int r = ledger_transaction_init(&j->transaction, &record, 1);
+    if (r != 0)
+        return r;
+    j->transaction.done = on_layout_written;
+    j->service->n_writes++;
+    ledger_submit(j->service->ledger, &j->transaction);
+    return 0;
+}
+
+static bool waits(struct service *s, uint64_t cookie)
+{
+    queue_foreach (q, &s->waiters)
+        if (container_of(q, struct waiter, in)->cookie == cookie)
+            return true;
+    return false;
+}
+
+static void layout_store(struct layout_job *j)
+{
+    struct layout *layout = j->layout;
+    j->layout = NULL;
+    if (waits(j->service, j->cookie))
+        memcpy(j->ret_digest, layout->digest, sizeof layout->digest);
+    struct layout_entry *entry;
+    int r = layouts_add(&j->service->layouts, layout, &entry, &j->err);
+    if (r != 0) {
+        layout_job_end(j, r, err_text(&j->err, r), false);
+        return;
+    }
+    j->entry = layout_entry_ref(entry);
+    if (entry->durable)
+        layout_job_end(j, 0, "", true);
+    else if ((r = layout_write(j)) != 0)
+        layout_job_end(j, r, "no memory to write the layout", false);
+}
+
+static void layout_work_done(uv_work_t *work, int status)
+{
+    struct layout_job *j = work->data;
+    struct service *s = j->service;
+    s->n_jobs--;
+    if (status != 0 || s->stopping)
+        layout_job_end(j, RS_EUNAVAIL, "the daemon is stopping", false);
+    else if (j->code != 0)
+        layout_job_end(j, j->code, err_text(&j->err, j->code), false);
+    else
+        layout_store(j);
+    service_stop_if_idle(s);
+}
+
+int op_put_layout(struct service *s, struct layout *layout, uint8_t ret_digest[16],
+                  struct waiter *w, struct err *e)
+{
+    struct layout_job *j = s->stopping ? NULL : mem_zalloc(sizeof *j);
+    if (j == NULL) {
+        layout_free(layout);
+        return s->stopping ? err_set(e, RS_EUNAVAIL, "the daemon is stopping")
+                           : err_set(e, RS_ENOMEM, "no memory for the layout");
+    }
+    j->work.data = j;
+    j->service = s;
+    j->layout = layout;
+    j->ret_digest = ret_digest;
+    j->cookie = waiter_add(s, w);
+    rs_assert(uv_queue_work(s->loop, &j->work, layout_work, layout_work_done) == 0);
+    s->n_jobs++;
+    return 0;
+}
+
+/* --- workers ------------------------------------------------------------------------------------ */
+
+/* The caller's own lease. */
+static int lease_own(struct service *s, uint64_t client, uint64_t worker, struct lease **ret,
+                     struct err *e)
+{
+    struct lease *l = lease_find(s, worker);
+    if (s->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    if (l == NULL)
+        return err_set(e, RS_ENOTFOUND,
+                       "worker %016" PRIx64 " is not attached here (any more); attach again",
+                       worker);
+    if (l->client != client)
+        return err_set(e, RS_EPERM, "worker %016" PRIx64 " belongs to another client", worker);
+    *ret = l;
+    return 0;
+}
+
+/* Gives the event with the waiter's cookie; what the decider answers ends the waiter. */
+static int event_wait(struct model *m, struct refit_event *ev, struct waiter *w, struct err *e)
+{
+    uint64_t cookie = ev->cookie = waiter_add(m->service, w);
+    int r = model_event(m, ev);
+    if (r == 0)
+        return 0;
+    if (!waits(m->service, cookie))
+        return 0; /* it was answered all the same */
+    waiter_forget(w);
+    return err_set(e, r, "%s",
+                   r == RS_EUNAVAIL ? "the daemon is stopping" : "no memory for the request");
+}
+
+int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+               const struct op_expected *expected, size_t n_expected, struct waiter *w,
+               struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    return r != 0 ? r : lease_publish(l, version, expected, n_expected, w, e);
+}
+
+int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+             struct waiter *w, struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    if (r != 0)
+        return r;
+    struct refit_event ev = {.type = REFIT_EV_READY,
+                             .ready = {.worker = worker, .version = version}};
+    return event_wait(l->model, &ev, w, e);
+}
+
+int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+              uint64_t attempt, bool accept, const char *reason, struct waiter *w, struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    if (r != 0)
+        return r;
+    struct refit_event ev = {.type = REFIT_EV_VERDICT,
+                             .verdict = {.worker = worker,
+                                         .version = version,
+                                         .attempt = attempt,
+                                         .accept = accept,
+                                         .reason = reason}};
+    return event_wait(l->model, &ev, w, e);
+}
+
+int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t version, bool skip,
+             struct waiter *w, struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    if (r != 0)
+        return r;
+    if (!skip && !l->bound)
+        return err_set(e, RS_EUNAVAIL, "the data plane is being replaced; try again");
+    struct refit_event ev = {.type = REFIT_EV_APPLY,
+                             .apply = {.worker = worker, .version = version, .skip = skip}};
+    return event_wait(l->model, &ev, w, e);
+}
+
+static int model_known(struct service *s, const char *name, struct model **ret, struct err *e)
+{
+    if (s->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    *ret = model_find(s, name);
+    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
+}
+
+int op_mark(struct service *s, uint64_t client, const char *model, uint64_t version,
+            const char *name, uint64_t worker, struct waiter *w, struct err *e)
+{
+    struct model *m;
+    struct lease *l = NULL;
+    int r = model_known(s, model, &m, e);
+    if (r == 0 && worker != 0)
+        r = lease_own(s, client, worker, &l, e);
+    if (r != 0)
+        return r;
+    struct refit_event ev = {.type = REFIT_EV_MARK,
+                             .mark = {.version = version, .name = name, .worker = worker}};
+    return event_wait(m, &ev, w, e);
+}
+
+/* --- refits ------------------------------------------------------------------------------------- */
+
+/* What a version is: the layouts of its model, by role and name, and the options. */
+static void content_digest(const struct model *m, const struct op_submit *o, uint8_t ret[16])
+{
+    uint64_t sum = 0;
+    queue_foreach (q, &m->refit->layouts) {
+        const struct refit_layout *l = container_of(q, struct refit_layout, link);
+        uint64_t one = mix_bytes(l->side, l->name, strlen(l->name));
+        if (l->wanted) /* a sum: the order of attaching does not matter */
+            sum += mix_bytes(one, l->digest, sizeof l->digest);
+    }
+    uint64_t halves[2] = {mix_word(mix_bytes(1, o->options, o->n_options_bytes), sum),
+                          mix_word(mix_bytes(2, o->options, o->n_options_bytes), sum)};
+    memcpy(ret, halves, sizeof halves);
+}
+
+int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, struct err *e)
+{
+    struct model *m;
+    uint8_t content[16];
+    int r = model_known(s, o->model, &m, e);
+    if (r != 0)
+        return err_prefix(e, r, "nobody has attached to it");
+    content_digest(m, o, content);
+    struct refit_event ev = {.type = REFIT_EV_SUBMIT,
+                             .submit = {.version = o->version,
+                                        .request_id = o->request_id,
+                                        .content = content,
+                                        .options = o->options,
+                                        .n_options_bytes = o->n_options_bytes,
+                                        .release_at = o->release_at,
+                                        .policies = o->policies,
+                                        .n_policies = o->n_policies,
+                                        .prepare_timeout_ms = o->prepare_timeout_ms,
+                                        .transfer_timeout_ms = o->transfer_timeout_ms,
+                                        .accept_timeout_ms = o->accept_timeout_ms}};
+    return event_wait(m, &ev, w, e);
+}
+
+int op_abort(struct service *s, const char *model, uint64_t version, const char *reason,
+             struct waiter *w, struct err *e)
+{
+    struct model *m;
+    int r = model_known(s, model, &m, e);
+    if (r != 0)
+        return r;
+    struct refit_event ev = {.type = REFIT_EV_ABORT,
+                             .abort = {.version = version, .reason = reason}};
+    return event_wait(m, &ev, w, e);
+}
+
+int op_evict(struct service *s, uint64_t worker, const char *reason, struct waiter *w,
+             struct err *e)
+{
+    struct lease *l = lease_find(s, worker);
+    char text[300];
+    if (l == NULL)
+        return err_set(e, RS_ENOTFOUND, "no worker %016" PRIx64, worker);
+    (void)snprintf(text, sizeof text, "evicted: %.256s",
+                   reason[0] != '\0' ? reason : "by an operator");
+    lease_end(l, true, RS_EABORTED, text);
+    leases_sweep(s);
+    struct op_reply reply = {.text = ""};
+    w->done(w, &reply);
+    return 0;
+}

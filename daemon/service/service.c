@@ -1,0 +1,286 @@
+#include "service/service.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/random.h"
+#include "service/held.h"
+#include "service/restore.h"
+#include "service/state.h"
+
+#include "base/banned.h"
+
+/* --- waiters ------------------------------------------------------------------------------------ */
+
+uint64_t waiter_add(struct service *s, struct waiter *w)
+{
+    w->cookie = ++s->next_cookie;
+    queue_push(&s->waiters, &w->in);
+    return w->cookie;
+}
+
+void waiter_forget(struct waiter *w)
+{
+    if (w->cookie == 0)
+        return;
+    queue_remove(&w->in);
+    w->cookie = 0;
+}
+
+void waiter_end(struct waiter *w, int code, const char *text)
+{
+    struct op_reply reply = {.code = code, .text = text != NULL ? text : ""};
+    waiter_forget(w);
+    w->done(w, &reply);
+}
+
+static struct waiter *waiter_find(struct service *s, uint64_t cookie)
+{
+    /* From the newest: most answers come at once. */
+    for (struct queue *q = s->waiters.prev; q != &s->waiters; q = q->prev) {
+        struct waiter *w = container_of(q, struct waiter, in);
+        if (w->cookie == cookie)
+            return w;
+    }
+    return NULL;
+}
+
+void service_reply(struct service *s, const struct refit_action *a)
+{
+    struct waiter *w = waiter_find(s, a->cookie);
+    struct op_reply reply = {.code = a->code,
+                             .text = a->text != NULL ? a->text : "",
+                             .version = a->version,
+                             .attempt = a->attempt,
+                             .value = a->value,
+                             .phase = a->phase};
+    if (w == NULL)
+        return; /* its call has ended */
+    waiter_forget(w);
+    w->done(w, &reply);
+}
+
+void service_answer(struct service *s, uint64_t cookie, int code, const char *text)
+{
+    struct waiter *w = waiter_find(s, cookie);
+    if (w != NULL)
+        waiter_end(w, code, text);
+}
+
+/* --- identity ----------------------------------------------------------------------------------- */
+
+bool service_identify(void *context, const char *token, struct rpc_identity *ret)
+{
+    const struct service *s = context;
+    const struct memory_client *c = s->memory != NULL ? memory_server_find(s->memory, token) : NULL;
+    *ret = (struct rpc_identity){.kind = RPC_ANONYMOUS};
+    if (c == NULL) /* a token of another start: not the same as none (api.c) */
+        (void)snprintf(ret->name, sizeof ret->name, "unknown token");
+    else
+        *ret =
+            (struct rpc_identity){.kind = RPC_LOCAL, .client = c->id, .uid = c->uid, .pid = c->pid};
+    return true;
+}
+
+/* --- outside ------------------------------------------------------------------------------------ */
+
+static void on_data_plane_ready(void *arg)
+{
+    leases_rebind(arg);
+}
+
+static void on_data_plane_lost(void *arg, const char *why)
+{
+    struct service *s = arg;
+    char text[320];
+    (void)snprintf(text, sizeof text, "node %s lost its data plane: %s", s->config->node, why);
+    leases_lost_data_plane(s);
+    queue_foreach (q, &s->models) {
+        struct model *m = container_of(q, struct model, in);
+        struct refit_event ev = {.type = REFIT_EV_NODE_LOST,
+                                 .node = {.node = NODE, .attempt = m->run.id, .text = text}};
+        m->run.sent = false;
+        (void)model_event(m, &ev);
+    }
+    leases_sweep(s);
+}
+
+static void on_client_ended(void *arg, struct memory_client *client)
+{
+    leases_client_ended(arg, client);
+}
+
+static void on_wake(void *arg)
+{
+    struct service *s = arg;
+    (void)uv_async_send(&s->wake);
+}
+
+static void on_mailbox(uv_async_t *wake)
+{
+    struct service *s = wake->data;
+    (void)mailbox_drain(&s->mailbox);
+}
+
+/* --- start -------------------------------------------------------------------------------------- */
+
+/* One node of our own, with the domains that config says. */
+static struct topology *topology_make(const struct config *c)
+{
+    struct topology *t = mem_zalloc(sizeof *t);
+    if (t == NULL)
+        return NULL;
+    t->nodes = mem_calloc(1, sizeof(char *));
+    t->domains = mem_calloc(c->n_domains, sizeof(char *));
+    t->devices = mem_calloc(c->devices, sizeof *t->devices);
+    bool ok = t->nodes != NULL && t->domains != NULL && t->devices != NULL;
+    if (ok)
+        ok = (t->nodes[t->n_nodes++] = mem_strdup(c->node)) != NULL;
+    for (uint32_t i = 0; ok && i < c->n_domains; i++) {
+        t->domains[i] = c->n_domains == 1 ? mem_strdup(c->node) : mem_printf("%s/%u", c->node, i);
+        ok = t->domains[i] != NULL;
+        t->n_domains++;
+    }
+    for (uint32_t d = 0; ok && d < c->devices; d++)
+        t->devices[t->n_devices++] =
+            (struct device_place){.node = NODE, .local = d, .domain = c->domain_of_device[d]};
+    t->network_bytes_per_s = c->network_gbytes_per_s * 1e9;
+    t->domain_bytes_per_s = c->domain_gbytes_per_s * 1e9;
+    if (ok)
+        return t;
+    topology_close(t);
+    mem_free(t);
+    return NULL;
+}
+
+static int ledger_open(struct service *s, struct err *e)
+{
+    char path[CONFIG_MAX_PATH + 16];
+    if (mkdir(s->config->state_dir, 0700) != 0 && errno != EEXIST)
+        return err_set(e, err_from_errno(errno), "state_dir %s: %s", s->config->state_dir,
+                       strerror(errno));
+    (void)snprintf(path, sizeof path, "%s/reshard.db", s->config->state_dir);
+    return ledger_sqlite_open(path, &s->mailbox, &s->ledger, e);
+}
+
+static void service_free(struct service *s)
+{
+    void (*done)(void *) = s->stopped;
+    void *arg = s->stopped_arg;
+    plan_store_close(&s->plans);
+    layouts_close(&s->layouts);
+    if (s->topology != NULL)
+        topology_close(s->topology);
+    mem_free(s->topology);
+    mailbox_close(&s->mailbox);
+    mem_free(s);
+    if (done != NULL)
+        done(arg);
+}
+
+int service_new(uv_loop_t *loop, const struct config *config, struct service **ret, struct err *e)
+{
+    struct service *s = mem_zalloc(sizeof *s);
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the service");
+    s->loop = loop;
+    s->config = config;
+    s->incarnation = random_id();
+    s->random = s->incarnation;
+    s->start_ns = clock_mono_ns();
+    queue_init(&s->models);
+    queue_init(&s->leases);
+    queue_init(&s->waiters);
+    layouts_init(&s->layouts, config->max_layouts);
+    plan_store_init(&s->plans);
+    mailbox_init(&s->mailbox, on_wake, s);
+    rs_assert(uv_async_init(loop, &s->wake, on_mailbox) == 0);
+    s->wake.data = s;
+    s->n_handles = 1;
+    *ret = s;
+    s->topology = topology_make(config);
+    if (s->topology == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the topology");
+    int r = ledger_open(s, e);
+    return r != 0 ? r : restore(s, e);
+}
+
+int service_start(struct service *s, struct err *e)
+{
+    struct link_events events = {
+        .ready = on_data_plane_ready, .lost = on_data_plane_lost, .arg = s};
+    int r =
+        memory_server_start(s->loop, s->config, s->incarnation, on_client_ended, s, &s->memory, e);
+    if (r != 0)
+        return r;
+    return link_new(s->loop, s->config, &events, &s->link, e);
+}
+
+/* --- stop --------------------------------------------------------------------------------------- */
+
+void service_handle_closed(struct service *s)
+{
+    if (--s->n_handles == 0)
+        service_free(s);
+}
+
+static void on_wake_closed(uv_handle_t *h)
+{
+    service_handle_closed(h->data);
+}
+
+/* The clients and the data plane are gone and no job runs: what is left is ours alone. */
+static void stop_finish(struct service *s)
+{
+    s->stop_finished = true;
+    leases_sweep(s);
+    ledger_close(s->ledger); /* finishes what is being written */
+    s->ledger = NULL;
+    queue_foreach_safe (q, tmp, &s->models)
+        model_close(container_of(q, struct model, in));
+    mailbox_shut(&s->mailbox);
+    uv_close((uv_handle_t *)&s->wake, on_wake_closed);
+}
+
+void service_stop_if_idle(struct service *s)
+{
+    if (s->stopping && !s->stop_finished && s->n_jobs == 0 && s->memory == NULL && s->link == NULL)
+        stop_finish(s);
+}
+
+static void on_link_stopped(void *arg)
+{
+    struct service *s = arg;
+    s->link = NULL;
+    service_stop_if_idle(s);
+}
+
+static void on_memory_stopped(void *arg)
+{
+    struct service *s = arg;
+    s->memory = NULL;
+    if (s->link != NULL)
+        link_stop(s->link, on_link_stopped, s);
+    else
+        service_stop_if_idle(s);
+}
+
+void service_stop(struct service *s, void (*done)(void *arg), void *arg)
+{
+    s->stopping = true;
+    s->stopped = done;
+    s->stopped_arg = arg;
+    queue_foreach (q, &s->models)
+        watch_close(container_of(q, struct model, in));
+    if (s->memory != NULL)
+        memory_server_stop(s->memory, on_memory_stopped,
+                           s); /* ends the leases: their streams first */
+    else
+        on_memory_stopped(s);
+}
