@@ -203,6 +203,15 @@ $(BUILD)/libc/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
 
+# --- simulation: test/sim is one program over the decider and the ledger's twin --------------------
+SIM_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard test/sim/*.c))
+$(BUILD)/test/sim: $(SIM_OBJ) $(call libs,refit)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -o $@ $(SIM_OBJ) -Wl,--start-group $(call libs,refit) -Wl,--end-group $(call ldlibs,refit)
+
+check-sim: $(BUILD)/test/sim
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- $(BUILD)/test/sim
+
 check-floors:
 	scripts/check-floors
 

@@ -118,9 +118,7 @@ static inline void ledger_close(struct ledger *l)
  * daemon has it), RS_ENOMEM. */
 int ledger_sqlite_open(const char *path, struct mailbox *loop, struct ledger **ret, struct err *e);
 
-/* --- the twin in memory
- * ----------------------------------------------------------------------------
- */
+/* --- the twin in memory --- */
 
 /* What the twin keeps when its ledger is closed or crashes. */
 struct ledger_store;

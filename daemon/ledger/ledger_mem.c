@@ -56,8 +56,7 @@ void ledger_store_free(struct ledger_store *s)
     mem_free(s);
 }
 
-/* --- keys
- * --------------------------------------------------------------------------------------------- */
+/* --- keys --- */
 
 static bool same(const char *a, const char *b)
 {
@@ -153,8 +152,7 @@ static int store_copy(const struct ledger_store *from, struct ledger_store *ret)
     return 0;
 }
 
-/* --- transactions
- * --------------------------------------------------------------------------------------- */
+/* --- transactions --- */
 
 static struct ledger_mem *of(const struct ledger *l)
 {
@@ -251,8 +249,7 @@ static int mem_mark(struct ledger *l, const char *model, const struct ledger_mar
                      &(struct ledger_record){.kind = LEDGER_MARK, .model = model, .mark = *mark});
 }
 
-/* --- reading
- * ---------------------------------------------------------------------------------------------- */
+/* --- reading --- */
 
 static int mem_load(struct ledger *l, ledger_row_fn fn, void *arg, struct err *e)
 {
@@ -348,9 +345,7 @@ static int mem_timeline(struct ledger *l, const char *model, uint64_t version, l
     return 0;
 }
 
-/* --- life
- * -----------------------------------------------------------------------------------------------
- */
+/* --- life --- */
 
 static void mem_free_ledger(struct ledger_mem *m)
 {

@@ -73,8 +73,7 @@ static struct ledger_sqlite *of(struct ledger *l)
     return container_of(l, struct ledger_sqlite, base);
 }
 
-/* --- errors
- * ------------------------------------------------------------------------------------------- */
+/* --- errors --- */
 
 static int translate(int rc)
 {
@@ -102,9 +101,7 @@ static int fail(struct err *e, const char *path, sqlite3 *db, int rc, const char
                    db == NULL ? sqlite3_errstr(rc) : sqlite3_errmsg(db));
 }
 
-/* --- rows
- * ------------------------------------------------------------------------------------------------
- */
+/* --- rows --- */
 
 static int bind_column(sqlite3_stmt *st, int at, const struct column *c, const char *record)
 {
@@ -184,8 +181,7 @@ static void read_row(sqlite3_stmt *st, enum ledger_kind kind, struct ledger_reco
         read_column(st, (int)i, &t->columns[i], (char *)ret);
 }
 
-/* --- the writer
- * -------------------------------------------------------------------------------------- */
+/* --- the writer --- */
 
 static int run(sqlite3 *db, const char *sql)
 {
@@ -358,8 +354,7 @@ static int sqlite_mark(struct ledger *base, const char *model, const struct ledg
     return rc;
 }
 
-/* --- reading
- * ---------------------------------------------------------------------------------------------- */
+/* --- reading --- */
 
 /* Runs `sql` (?1 model, ?2 version, ?3 limit, as far as it has them) and gives each row to fn. */
 static int query(struct ledger_sqlite *l, enum ledger_kind kind, const char *sql, const char *model,
@@ -550,9 +545,7 @@ static int sqlite_timeline(struct ledger *base, const char *model, uint64_t vers
     return rc;
 }
 
-/* --- opening
- * ------------------------------------------------------------------------------------------------
- */
+/* --- opening --- */
 
 static int take_lock(struct ledger_sqlite *l, struct err *e)
 {

@@ -244,7 +244,10 @@ static void submit_write(struct step *s, struct refit_version *v, struct refit_r
     request->attempt = v == s->r->in_flight || refit_phase_final(v->phase.state) ? v->attempt : 0;
     request->phase = (enum refit_phase)v->phase.state;
     request_add(v, request);
-    step_record_version(s, v, (enum refit_phase)v->phase.state);
+    /* Once it is durable it is left alone: the commit's record may be on its way. Before that, whichever
+     * of its transactions comes first makes it durable. */
+    if (!v->durable)
+        step_record_version(s, v, (enum refit_phase)v->phase.state);
     step_record(s, LEDGER_REQUEST)->request = (struct ledger_request){.id = request->id,
                                                                       .version = v->version,
                                                                       .attempt = request->attempt,

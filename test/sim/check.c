@@ -1,0 +1,264 @@
+/* The invariants, checked against what the world saw. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test/sim/world.h"
+
+#define ULL(x) ((unsigned long long)(x))
+
+void world_fail(struct world *w, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "sim: seed %llu step %llu crash-at %llu: ", ULL(w->seed), ULL(w->step),
+            ULL(w->crash_at));
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\nreplay: sim --seed %llu --crash-at %llu --trace\n", ULL(w->seed),
+            ULL(w->crash_at));
+    va_end(args);
+    exit(1);
+}
+
+/* --- the ledger's own word --- */
+
+struct durable {
+    uint64_t version;
+    bool found;
+    uint32_t phase;
+    uint8_t content;
+    uint32_t n_accepted;
+};
+
+static int note_version(const struct ledger_record *row, void *arg)
+{
+    struct durable *d = arg;
+    d->found = true;
+    d->phase = row->version.phase;
+    d->content = row->version.content[0];
+    return 0;
+}
+
+static int note_acceptance(const struct ledger_record *row, void *arg)
+{
+    struct durable *d = arg;
+    if (row->kind == LEDGER_ACCEPTANCE)
+        d->n_accepted += row->acceptance.accepted;
+    return 0;
+}
+
+static struct durable durable(struct world *w, uint64_t version)
+{
+    struct durable d = {.version = version};
+    (void)ledger_versions(w->ledger, "m", version, 0, note_version, &d, NULL);
+    (void)ledger_timeline(w->ledger, "m", version, note_acceptance, &d, NULL);
+    return d;
+}
+
+/* --- actions --- */
+
+static void check_quiet(struct world *w, const struct refit_action *a)
+{
+    for (uint32_t i = 0; i < w->n_nodes; i++)
+        if (w->nodes[i].attempt != 0 && w->nodes[i].attempt != a->attempt)
+            world_fail(w, "attempt %llu begins while node %u has not let go of attempt %llu",
+                       ULL(a->attempt), i, ULL(w->nodes[i].attempt));
+}
+
+static void check_plan(struct world *w, const struct refit_action *a)
+{
+    check_quiet(w, a);
+    if (a->attempt <= w->last_planned_attempt)
+        world_fail(w, "attempt id %llu comes after %llu", ULL(a->attempt),
+                   ULL(w->last_planned_attempt));
+    w->last_planned_attempt = a->attempt;
+}
+
+/* An instance has accepted where every one of its workers has said so in this attempt. */
+static bool instance_accepted(const struct world *w, uint32_t layout, uint32_t instance,
+                              uint64_t attempt)
+{
+    const struct layout_truth *l = &w->layouts[layout];
+    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
+        bool said = false;
+        if (l->instance_of_rank[rank] != instance)
+            continue;
+        for (uint32_t i = 0; i < w->n_workers; i++)
+            said |= w->workers[i].layout == layout && w->workers[i].rank == rank &&
+                    w->workers[i].accepted_attempt == attempt;
+        if (!said)
+            return false;
+    }
+    return true;
+}
+
+/* A layout that everybody has left for good is no part of the model, unless the policy names it. */
+static bool deserted(const struct world *w, uint32_t layout)
+{
+    bool any = w->layouts[layout].named;
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        any |= w->workers[i].layout == layout && !w->workers[i].left_for_good;
+    return !any;
+}
+
+static void check_policy(struct world *w, const struct refit_action *a)
+{
+    uint32_t total = 0;
+    for (uint32_t l = 0; l < w->n_layouts; l++) {
+        if (w->layouts[l].side != REFIT_DESTINATION)
+            continue;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < w->layouts[l].n_instances; i++)
+            n += instance_accepted(w, l, i, a->attempt);
+        if (n < w->layouts[l].min_instances && !deserted(w, l))
+            world_fail(w, "version %llu committed with %u instances of %s, policy says %u",
+                       ULL(a->version), n, w->layouts[l].name, w->layouts[l].min_instances);
+        total += n;
+    }
+    if (total == 0)
+        world_fail(w, "version %llu committed for nobody", ULL(a->version));
+}
+
+static void check_committed(struct world *w, const struct refit_action *a)
+{
+    struct version_truth *v = world_version(w, a->version);
+    struct durable d = durable(w, a->version);
+    if (!d.found || d.phase != REFIT_COMMITTED || d.n_accepted == 0)
+        world_fail(w, "version %llu told as committed before it is durable", ULL(a->version));
+    if (v->committed && v->committed_content != d.content)
+        world_fail(w, "version %llu committed twice with two contents", ULL(a->version));
+    if (a->version <= w->told_committed)
+        world_fail(w, "committed goes back from %llu to %llu", ULL(w->told_committed),
+                   ULL(a->version));
+    v->committed = true;
+    v->committed_content = d.content;
+    w->told_committed = a->version;
+    w->n_commits++;
+    check_policy(w, a);
+}
+
+static void check_released(struct world *w, const struct refit_action *a)
+{
+    const struct worker *worker = world_worker(w, a->worker);
+    if (worker == NULL)
+        return;
+    const struct node *n = &w->nodes[worker->node];
+    uint32_t index = (uint32_t)(worker - w->workers);
+    if (n->attempt != 0 && n->part[index] && n->started && !n->read)
+        world_fail(w, "source %u is released while attempt %llu still reads it", index,
+                   ULL(n->attempt));
+}
+
+static void check_reply(struct world *w, const struct refit_action *a)
+{
+    if (a->cookie == 0 || a->cookie > w->n_requests)
+        world_fail(w, "an answer to cookie %llu, which nobody has", ULL(a->cookie));
+    struct request *q = &w->requests[a->cookie - 1];
+    if (!q->open)
+        world_fail(w, "cookie %llu is answered twice", ULL(a->cookie));
+    if (q->coordinator_life != w->coordinator_life)
+        world_fail(w, "cookie %llu is of an earlier coordinator", ULL(a->cookie));
+    q->open = false;
+    w->n_answers++;
+    if (q->kind == ASK_APPLY && a->code == 0 && a->version > w->told_committed)
+        world_fail(w, "version %llu applied, but %llu is committed", ULL(a->version),
+                   ULL(w->told_committed));
+    if (q->kind != ASK_SUBMIT || a->code != 0)
+        return;
+    struct version_truth *v = world_version(w, q->version);
+    struct durable d = durable(w, q->version);
+    if (!d.found)
+        world_fail(w, "submit of version %llu answered before it is durable", ULL(q->version));
+    if (v->content_known && v->content != q->content)
+        world_fail(w, "version %llu taken with two contents", ULL(q->version));
+    v->content_known = true;
+    v->content = q->content;
+}
+
+void check_action(struct world *w, const struct refit_action *a)
+{
+    switch (a->type) {
+    case REFIT_DO_PLAN:
+        check_plan(w, a);
+        break;
+    case REFIT_DO_PREPARE:
+    case REFIT_DO_START:
+        check_quiet(w, a);
+        break;
+    case REFIT_DO_COMMITTED:
+        check_committed(w, a);
+        break;
+    case REFIT_DO_TELL:
+        if (a->tell == REFIT_TELL_COMMITTED && a->version > w->told_committed)
+            world_fail(w, "a worker is told version %llu before the pollers", ULL(a->version));
+        if (a->tell == REFIT_TELL_SOURCE_RELEASED)
+            check_released(w, a);
+        break;
+    case REFIT_DO_REPLY:
+        check_reply(w, a);
+        break;
+    default:
+        break;
+    }
+}
+
+/* --- states --- */
+
+void check_step(struct world *w)
+{
+    refit_check(w->refit);
+    if (w->refit->committed < w->told_committed)
+        world_fail(w, "newest committed is %llu, but %llu was told", ULL(w->refit->committed),
+                   ULL(w->told_committed));
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        const struct worker *truth = &w->workers[i];
+        const struct refit_worker *r = refit_find_worker(w->refit, truth->id);
+        if (!truth->attached || r == NULL || r->gone || r->layout->side != REFIT_DESTINATION)
+            continue;
+        if (refit_worker_state(w->refit, r) == REFIT_WORKER_CURRENT &&
+            (!truth->live.whole || truth->live.version != w->refit->committed))
+            world_fail(w, "worker %u is called current, but its memory holds %s version %llu", i,
+                       truth->live.whole ? "" : "torn", ULL(truth->live.version));
+        const struct memory *m = r->receive == REFIT_IN_PLACE ? &truth->live : &truth->shadow;
+        if (r->held != 0 && (!m->whole || m->version != r->held))
+            world_fail(w, "worker %u is said to hold version %llu, but it does not", i,
+                       ULL(r->held));
+    }
+}
+
+void check_restored(struct world *w)
+{
+    refit_check(w->refit);
+    if (w->refit->committed < w->told_committed)
+        world_fail(w, "after a restart newest committed is %llu, but %llu was told",
+                   ULL(w->refit->committed), ULL(w->told_committed));
+    /* Committed just before the crash, durable, told to nobody: it stands. */
+    w->told_committed = w->refit->committed;
+    if (w->refit->in_flight != NULL || w->refit->queued != NULL)
+        world_fail(w, "after a restart something is in flight");
+    for (struct queue *q = w->refit->versions.next; q != &w->refit->versions; q = q->next) {
+        const struct refit_version *v = container_of(q, struct refit_version, link);
+        const struct version_truth *truth = world_version(w, v->version);
+        if (!refit_phase_final(v->phase.state))
+            world_fail(w, "after a restart version %llu is %s", ULL(v->version),
+                       refit_phase_name(v->phase.state));
+        if (truth->committed && v->phase.state != REFIT_COMMITTED)
+            world_fail(w, "version %llu was committed, a restart makes it %s", ULL(v->version),
+                       refit_phase_name(v->phase.state));
+    }
+}
+
+void check_end(struct world *w)
+{
+    for (uint32_t i = 0; i < w->n_requests; i++)
+        if (w->requests[i].open && w->requests[i].coordinator_life == w->coordinator_life)
+            world_fail(w, "request %u (kind %d, version %llu) is never answered", i + 1,
+                       (int)w->requests[i].kind, ULL(w->requests[i].version));
+    if (w->refit->in_flight != NULL)
+        world_fail(w, "version %llu never ends: it is %s", ULL(w->refit->in_flight->version),
+                   refit_phase_name(w->refit->in_flight->phase.state));
+    if (w->told_committed < w->newest_asked)
+        world_fail(w, "in the calm version %llu is not committed (newest %llu)",
+                   ULL(w->newest_asked), ULL(w->told_committed));
+}
