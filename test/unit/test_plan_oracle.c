@@ -6,8 +6,7 @@
 
 #include "test/lib/plan_cases.h"
 
-/* --- simulation
- * --------------------------------------------------------------------------------------- */
+/* --- simulation ------------------------------------------------------------ */
 
 /* Wire dtypes are told apart: a cell in float32 is not one in bfloat16. */
 enum { N_WIRES = 2 };
@@ -266,8 +265,7 @@ static void sim_run(struct sim *m)
     free(done);
 }
 
-/* --- what must hold at the end
- * ------------------------------------------------------------------------ */
+/* --- what must hold at the end --------------------------------------------- */
 
 static void check_destination(struct sim *m, uint32_t layout, uint32_t tensor)
 {
@@ -367,6 +365,89 @@ static void check_totals(const struct sim *m, const struct plan *p, uint64_t min
     }
 }
 
+/* --- the lower bound of the busiest device --------------------------------- */
+
+/* Devices that hold an element at the source, as a bit set. */
+static uint32_t holder_devices(const struct sim *m, uint32_t tensor, const uint64_t *at)
+{
+    uint32_t set = 0;
+    for (uint32_t r = 0; r < m->c->source->n_ranks; r++)
+        if (layouts_holds(m->c->source, &m->c->source->tensors[tensor], r, at) > 0)
+            set |= 1U << m->c->source_device[r];
+    return set;
+}
+
+/* True where a domain of [first, last] must take the element in over the network. */
+static bool must_enter(const struct sim *m, uint32_t first, uint32_t last, uint32_t tensor,
+                       unsigned wire, const uint64_t *at)
+{
+    for (uint32_t d = first; d <= last; d++)
+        if (domain_needs(m, d, tensor, wire, at) && !domain_holds(m, d, tensor, at))
+            return true;
+    return false;
+}
+
+/* Bytes that some domain of [first, last] must take in, of those elements that only `set` holds. */
+static uint64_t must_move(const struct sim *m, uint32_t first, uint32_t last, uint32_t set)
+{
+    uint64_t bytes = 0;
+    for (uint32_t tensor = 0; tensor < m->c->source->n_tensors; tensor++)
+        for (uint64_t i = 0; i < layouts_elements(&m->c->source->tensors[tensor]) * N_WIRES; i++) {
+            uint64_t at[BOX_MAX_DIMS];
+            unsigned wire = i % N_WIRES;
+            layouts_unravel(&m->c->source->tensors[tensor], i / N_WIRES, at);
+            if ((holder_devices(m, tensor, at) & ~set) == 0 &&
+                must_enter(m, first, last, tensor, wire, at))
+                bytes += dtype_bytes(wire == 1 ? DTYPE_BFLOAT16 : DTYPE_FLOAT32);
+        }
+    return bytes;
+}
+
+static uint64_t share(uint64_t bytes, uint32_t devices)
+{
+    unsigned n = (unsigned)__builtin_popcount(devices);
+    return n == 0 ? 0 : (bytes + n - 1) / n;
+}
+
+/* Devices of the domain where some destination rank holds something. */
+static uint32_t destination_devices(const struct sim *m, uint32_t domain)
+{
+    uint32_t devices = 0;
+    for (uint32_t i = 0; i < m->c->n_destinations; i++)
+        for (uint32_t r = 0; r < m->c->destinations[i]->n_ranks; r++) {
+            uint32_t d = (uint32_t)m->c->destination_device[i][r];
+            if (domain_of(m, d) == domain && layout_rank_bytes(m->c->destinations[i], r) > 0)
+                devices |= 1U << d;
+        }
+    return devices;
+}
+
+static uint64_t greater(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* DESIGN.md section 4, over every set of source devices that holds some element by itself. */
+static uint64_t bound_by_hand(const struct sim *m)
+{
+    uint32_t n_domains = m->c->topology.n_domains;
+    uint64_t bound = 0;
+    for (uint32_t d = 0; d < n_domains; d++)
+        bound = greater(bound, share(must_move(m, d, d, UINT32_MAX), destination_devices(m, d)));
+    for (uint32_t tensor = 0; tensor < m->c->source->n_tensors; tensor++) {
+        uint32_t last = 0;
+        for (uint64_t i = 0; i < layouts_elements(&m->c->source->tensors[tensor]); i++) {
+            uint64_t at[BOX_MAX_DIMS];
+            layouts_unravel(&m->c->source->tensors[tensor], i, at);
+            uint32_t set = holder_devices(m, tensor, at);
+            if (set != last)
+                bound = greater(bound, share(must_move(m, 0, n_domains - 1, set), set));
+            last = set;
+        }
+    }
+    return bound;
+}
+
 /* Simulates the whole plan; returns the simulation for more questions, the caller's to close. */
 static struct sim judge(const struct plan_case *c, const struct plan *p)
 {
@@ -380,8 +461,7 @@ static struct sim judge(const struct plan_case *c, const struct plan *p)
     return m;
 }
 
-/* --- random plans
- * ------------------------------------------------------------------------------------- */
+/* --- random plans ---------------------------------------------------------- */
 
 static unsigned random_rounds(unsigned fallback)
 {
@@ -407,8 +487,7 @@ START_TEST(random_plans_write_each_needed_element_once_and_enter_each_domain_onc
 }
 END_TEST
 
-/* --- the published plans of CASES.md
- * ------------------------------------------------------------------- */
+/* --- the published plans of CASES.md --------------------------------------- */
 
 /* Source and destination of one float32 tensor "w", all ranks on one node, or each rank on a node
  * of its own; destination rank r of a mesh that lists it. Ranks of both sides have the same numbers
@@ -434,6 +513,57 @@ static void published(struct plan_case *c, struct layout *source, struct layout 
     c->input.options = plan_options_default();
     case_finish(c);
 }
+
+START_TEST(random_plans_know_the_lower_bound_of_the_busiest_device)
+{
+    unsigned rounds = random_rounds(40);
+    for (unsigned round = 0; round < rounds; round++) {
+        uint64_t seed = 90000 + round;
+        struct plan_case c;
+        case_random(&c, &seed);
+        c.input.options.strategy = PLAN_RESHARD;
+        c.input.options.n_rules = 0;
+        struct plan *p = case_plan(&c);
+        const struct plan_totals *t = plan_totals(p);
+        struct sim m = judge(&c, p);
+        if (t->network_bytes_minimum > 0) {
+            ck_assert_msg(t->lower_bound == bound_by_hand(&m),
+                          "round %u: %" PRIu64 ", not %" PRIu64, round, t->lower_bound,
+                          bound_by_hand(&m));
+            ck_assert_uint_ge(t->busiest_bytes, t->lower_bound);
+        }
+        sim_close(&m);
+        plan_free(p);
+        case_close(&c);
+    }
+}
+END_TEST
+
+#define PAIR(name, a, b, m1, m2)                                                                   \
+    "{'name': '" name "', 'ranks': 4, 'meshes': [" m1 "," m2 "], 'tensors': [" a "," b "]}"
+#define MESH_A "{'name': 'a', 'shape': [4], 'ranks': [0, 1, 2, 3]}"
+#define MESH_B "{'name': 'b', 'shape': [2, 2], 'ranks': [3, 2, 1, 0]}"
+#define T_X                                                                                        \
+    "{'name': 'w', 'shape': [64, 9], 'dtype': 'float32', 'mesh': 'a', 'placements': ['Shard(0)']}"
+#define T_Y                                                                                        \
+    "{'name': 'y', 'shape': [64, 9], 'dtype': 'float32', 'mesh': 'b', 'placements': "              \
+    "['Shard(1)', 'Replicate']}"
+
+START_TEST(a_plan_does_not_depend_on_the_order_in_the_files)
+{
+    struct plan_case one, two;
+    published(&one, layouts_parse(PAIR("s", T_X, T_Y, MESH_A, MESH_B)),
+              layouts_one("64, 9", 8, "4", "4, 5, 6, 7", "'Shard(1)'", ""), false);
+    published(&two, layouts_parse(PAIR("s", T_Y, T_X, MESH_B, MESH_A)),
+              layouts_one("64, 9", 8, "4", "4, 5, 6, 7", "'Shard(1)'", ""), false);
+    struct plan *p = case_plan(&one), *q = case_plan(&two);
+    ck_assert_mem_eq(plan_totals(p)->digest, plan_totals(q)->digest, 16);
+    plan_free(p);
+    plan_free(q);
+    case_close(&one);
+    case_close(&two);
+}
+END_TEST
 
 struct delivery {
     uint32_t from, to;
@@ -704,8 +834,7 @@ START_TEST(a21_fused_rows_cut_across_heads_are_each_mapped_once)
 }
 END_TEST
 
-/* --- large sizes: geometry only, no element is touched
- * -------------------------------------------------- */
+/* --- large sizes: geometry only, no element is touched --------------------- */
 
 struct pairs {
     uint64_t bytes[8][8];
@@ -791,6 +920,8 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(random_plans_write_each_needed_element_once_and_enter_each_domain_once)                      \
+    X(random_plans_know_the_lower_bound_of_the_busiest_device)                                     \
+    X(a_plan_does_not_depend_on_the_order_in_the_files)                                            \
     X(a01_uneven_rows_to_columns)                                                                  \
     X(a01_uneven_rows_to_one_without_padding)                                                      \
     X(a09_uneven_rows_to_uneven_columns)                                                           \
