@@ -52,7 +52,7 @@ static inline void case_random_topology(struct topology *t, uint64_t *seed)
     case_topology(t, n, sizes, domain_of);
 }
 
-/* Each rank on a device of its own; at most `shared` of them on one that is taken already. */
+/* Each rank on a device of its own; now and then one shares the device of the rank before. */
 static inline int32_t *case_random_devices(const struct topology *t, uint32_t n_ranks,
                                            uint64_t *seed)
 {
@@ -64,7 +64,8 @@ static inline int32_t *case_random_devices(const struct topology *t, uint32_t n_
         uint32_t k = r + layouts_below(seed, t->n_devices - r), swap = all[r];
         all[r] = all[k];
         all[k] = swap;
-        device[r] = (int32_t)all[r];
+        bool shares = r > 0 && layouts_below(seed, 12) == 0;
+        device[r] = shares ? device[r - 1] : (int32_t)all[r];
     }
     free(all);
     return device;
