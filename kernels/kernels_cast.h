@@ -64,7 +64,8 @@ KERNEL_INLINE uint8_t kernel_cast_e4m3(uint16_t b)
     return (uint8_t)(a > FLOAT32_INFINITY ? 0x7F : (sign | r));
 }
 
-/* `from` may be unaligned: element loads by memcpy, which costs nothing. */
+/* The casts as plain loops: all there is in portable C, the ends of runs elsewhere. `from` may be
+ * unaligned: element loads by memcpy, which costs nothing. */
 #define KERNEL_CAST_LOOPS(target)                                                                  \
     target KERNEL_VECTORISE static void bfloat16_of_float32(uint16_t *restrict to,                 \
                                                             const void *restrict from, size_t n)   \

@@ -6,6 +6,9 @@
  * in the first-level cache while all rows pass by. What is strided, cast, or goes to several
  * targets is brought together in a buffer on the stack first: one read, several writes. */
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/err.h"
 #include "kernels/fingerprint.h"
@@ -558,13 +561,22 @@ void kernel_fingerprint_with(const struct kernel_fingerprint *f, const struct ke
     (void)__atomic_fetch_add(f->fingerprint, sum, __ATOMIC_RELAXED);
 }
 
+#if defined(__x86_64__)
+/* clang 14 does not know "f16c" as a feature to ask for. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 const struct kernel_runs *kernel_runs(enum kernel_isa isa)
 {
 #if defined(__x86_64__)
     if (isa == KERNEL_ISA_AVX512 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw"))
         return &kernel_runs_avx512;
-    if (isa == KERNEL_ISA_AVX2 && __builtin_cpu_supports("avx2"))
+    if (isa == KERNEL_ISA_AVX2 && __builtin_cpu_supports("avx2") && has_f16c())
         return &kernel_runs_avx2;
 #endif
     return isa == KERNEL_ISA_PORTABLE ? &kernel_runs_portable : NULL;

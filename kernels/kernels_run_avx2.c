@@ -10,9 +10,9 @@
 
 #include "base/banned.h"
 
-#define TARGET __attribute__((target("avx2")))
+#define TARGET __attribute__((target("avx2,f16c")))
 
-KERNEL_CAST_LOOPS(TARGET)
+KERNEL_CAST_LOOPS()
 KERNEL_WEIGHT_LOOP(TARGET)
 
 /* Below this a run's ends, which can't be streamed, weigh more than what streaming saves. */
@@ -132,6 +132,85 @@ static void prefetch(const void *p, size_t n_bytes)
         _mm_prefetch((const char *)p + at, _MM_HINT_T0);
 }
 
+/* --- casts: kernels_cast.h, eight lanes at a time ------------------------------------------------ */
+
+TARGET KERNEL_INLINE __m256i load256(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+TARGET KERNEL_INLINE __m256i bfloat16_lanes(__m256i u)
+{
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(u, _mm256_set1_epi32(FLOAT32_ABS)),
+                                        _mm256_set1_epi32(FLOAT32_INFINITY));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), _mm256_set1_epi32(0x7FC0), is_nan);
+}
+
+TARGET static void wide_bfloat16_of_float32(uint16_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i r = _mm256_packus_epi32(bfloat16_lanes(load256(p + 4 * i)),
+                                        bfloat16_lanes(load256(p + 4 * i + 32)));
+        /* packing works on halves: put the quarters back in order */
+        _mm256_storeu_si256((__m256i *)(void *)(to + i), _mm256_permute4x64_epi64(r, 0xD8));
+    }
+    bfloat16_of_float32(to + i, p + 4 * i, n - i);
+}
+
+TARGET static void wide_float16_of_float32(uint16_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 x = _mm256_castsi256_ps(load256(p + 4 * i));
+        /* the CPU would keep a NaN's sign and payload: make it the one that becomes 0x7E00 */
+        __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000));
+        x = _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        _mm_storeu_si128((__m128i *)(void *)(to + i),
+                         _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+    float16_of_float32(to + i, p + 4 * i, n - i);
+}
+
+/* Eight bfloat16 as 32-bit lanes that hold float8. */
+TARGET KERNEL_INLINE __m256i e4m3_lanes(const char *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    __m256i u = _mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16);
+    __m256i a = _mm256_and_si256(u, _mm256_set1_epi32(FLOAT32_ABS));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(a, 20), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_sub_epi32(a, _mm256_set1_epi32(120 << 23)),
+                                 _mm256_add_epi32(_mm256_set1_epi32(0x7FFFF), odd));
+    __m256 magic = _mm256_set1_ps(16384.0F);
+    __m256i small =
+        _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(a), magic)),
+                         _mm256_castps_si256(magic));
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), a);
+    __m256i is_nan = _mm256_cmpgt_epi32(a, _mm256_set1_epi32(FLOAT32_INFINITY));
+    r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 20), small, is_small);
+    r = _mm256_or_si256(_mm256_min_epi32(r, _mm256_set1_epi32(0x7E)), sign);
+    return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7F), is_nan);
+}
+
+TARGET static void wide_e4m3_of_bfloat16(uint8_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i low = _mm256_packus_epi32(e4m3_lanes(p + 2 * i), e4m3_lanes(p + 2 * i + 16));
+        __m256i high = _mm256_packus_epi32(e4m3_lanes(p + 2 * i + 32), e4m3_lanes(p + 2 * i + 48));
+        __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        __m256i r = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+        _mm256_storeu_si256((__m256i *)(void *)(to + i), r);
+    }
+    e4m3_of_bfloat16(to + i, p + 2 * i, n - i);
+}
+
 static void fence(void)
 {
     _mm_sfence();
@@ -143,9 +222,9 @@ const struct kernel_runs kernel_runs_avx2 = {
     .sum = sum,
     .copy_sum = copy_sum,
     .prefetch = prefetch,
-    .bfloat16_of_float32 = bfloat16_of_float32,
-    .float16_of_float32 = float16_of_float32,
-    .e4m3_of_bfloat16 = e4m3_of_bfloat16,
+    .bfloat16_of_float32 = wide_bfloat16_of_float32,
+    .float16_of_float32 = wide_float16_of_float32,
+    .e4m3_of_bfloat16 = wide_e4m3_of_bfloat16,
     .fence = fence,
 };
 

@@ -13,7 +13,7 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw")))
 
-KERNEL_CAST_LOOPS(TARGET)
+KERNEL_CAST_LOOPS()
 KERNEL_WEIGHT_LOOP(TARGET)
 
 /* Below this a run's ends, which can't be streamed, weigh more than what streaming saves. */
@@ -127,6 +127,73 @@ static void prefetch(const void *p, size_t n_bytes)
         _mm_prefetch((const char *)p + at, _MM_HINT_T0);
 }
 
+/* --- casts: kernels_cast.h, sixteen lanes at a time ---------------------------------------------- */
+
+TARGET KERNEL_INLINE __mmask16 is_above(__m512i a, uint32_t limit)
+{
+    return _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32((int)limit));
+}
+
+TARGET static void wide_bfloat16_of_float32(uint16_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512i u = _mm512_loadu_si512(p + 4 * i);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+        __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF)), odd);
+        __m512i a = _mm512_and_si512(u, _mm512_set1_epi32(FLOAT32_ABS));
+        r = _mm512_mask_mov_epi32(_mm512_srli_epi32(r, 16), is_above(a, FLOAT32_INFINITY),
+                                  _mm512_set1_epi32(0x7FC0));
+        _mm256_storeu_si256((__m256i *)(void *)(to + i), _mm512_cvtepi32_epi16(r));
+    }
+    bfloat16_of_float32(to + i, p + 4 * i, n - i);
+}
+
+TARGET static void wide_float16_of_float32(uint16_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512 x = _mm512_castsi512_ps(_mm512_loadu_si512(p + 4 * i));
+        /* the CPU would keep a NaN's sign and payload: make it the one that becomes 0x7E00 */
+        __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000));
+        x = _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+        _mm256_storeu_si256((__m256i *)(void *)(to + i),
+                            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+    float16_of_float32(to + i, p + 4 * i, n - i);
+}
+
+/* Sixteen bfloat16 as sixteen float8. */
+TARGET KERNEL_INLINE __m128i e4m3_lanes(const char *p)
+{
+    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    __m512i u = _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16);
+    __m512i a = _mm512_and_si512(u, _mm512_set1_epi32(FLOAT32_ABS));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(a, 20), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(_mm512_sub_epi32(a, _mm512_set1_epi32(120 << 23)),
+                                 _mm512_add_epi32(_mm512_set1_epi32(0x7FFFF), odd));
+    __m512 magic = _mm512_set1_ps(16384.0F);
+    __m512i small =
+        _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), magic)),
+                         _mm512_castps_si512(magic));
+    r = _mm512_mask_mov_epi32(small, is_above(a, (121U << 23) - 1), _mm512_srli_epi32(r, 20));
+    r = _mm512_or_si512(_mm512_min_epi32(r, _mm512_set1_epi32(0x7E)), sign);
+    r = _mm512_mask_mov_epi32(r, is_above(a, FLOAT32_INFINITY), _mm512_set1_epi32(0x7F));
+    return _mm512_cvtepi32_epi8(r);
+}
+
+TARGET static void wide_e4m3_of_bfloat16(uint8_t *to, const void *from, size_t n)
+{
+    const char *p = from;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm_storeu_si128((__m128i *)(void *)(to + i), e4m3_lanes(p + 2 * i));
+    e4m3_of_bfloat16(to + i, p + 2 * i, n - i);
+}
+
 static void fence(void)
 {
     _mm_sfence();
@@ -138,9 +205,9 @@ const struct kernel_runs kernel_runs_avx512 = {
     .sum = sum,
     .copy_sum = copy_sum,
     .prefetch = prefetch,
-    .bfloat16_of_float32 = bfloat16_of_float32,
-    .float16_of_float32 = float16_of_float32,
-    .e4m3_of_bfloat16 = e4m3_of_bfloat16,
+    .bfloat16_of_float32 = wide_bfloat16_of_float32,
+    .float16_of_float32 = wide_float16_of_float32,
+    .e4m3_of_bfloat16 = wide_e4m3_of_bfloat16,
     .fence = fence,
 };
 

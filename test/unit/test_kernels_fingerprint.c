@@ -382,7 +382,7 @@ START_TEST(weights_of_neighbours_are_not_related)
         for (unsigned b = 0; b < 32; b++)
             differ[b] += x >> b & 1;
         for (unsigned b = 0; b < 64; b++)
-            row_differ[b] += y >> b & 1;
+            row_differ[b] += (unsigned)(y >> b & 1);
     }
     for (unsigned b = 1; b < 64; b++) {
         ck_assert_uint_ge(row_differ[b], 49050);
