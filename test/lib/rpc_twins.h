@@ -441,12 +441,26 @@ static inline bool seen_wait(struct twin *t, const unsigned *counter, unsigned n
     return reached;
 }
 
-static inline int last_reason(struct twin *t)
+/* What handlers wrote, read as they write it. */
+static inline unsigned seen_count(struct twin *t, const unsigned *counter)
 {
     (void)pthread_mutex_lock(&t->service.seen.mutex);
-    int r = t->service.seen.last_reason;
+    unsigned n = *counter;
+    (void)pthread_mutex_unlock(&t->service.seen.mutex);
+    return n;
+}
+
+static inline int seen_result(struct twin *t, const int *result)
+{
+    (void)pthread_mutex_lock(&t->service.seen.mutex);
+    int r = *result;
     (void)pthread_mutex_unlock(&t->service.seen.mutex);
     return r;
+}
+
+static inline int last_reason(struct twin *t)
+{
+    return seen_result(t, &t->service.seen.last_reason);
 }
 
 /* --- the peer --------------------------------------------------------------------------------- */

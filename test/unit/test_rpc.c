@@ -35,8 +35,8 @@ BOTH(unary_gives_one_reply_and_ends_well)
     peer_close(&p);
     ck_assert(seen_wait(t, &t->service.seen.n_ended, 1));
     ck_assert_int_eq(last_reason(t), 0);
-    ck_assert_int_eq(t->service.seen.late_send, RS_ECANCELED);
-    ck_assert_uint_eq(t->service.seen.n_opened, 1);
+    ck_assert_int_eq(seen_result(t, &t->service.seen.late_send), RS_ECANCELED);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_opened), 1);
 }
 
 BOTH(an_empty_message_is_a_message)
@@ -72,7 +72,7 @@ BOTH(client_stream_is_summed_at_its_half_close)
         total += 100ULL * i;
     }
     ck_assert(seen_wait(t, &t->service.seen.n_messages, 100));
-    ck_assert_uint_eq(t->service.seen.n_half_closed, 0);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_half_closed), 0);
     peer_half_close(&p);
     expect_message(&p, &total, sizeof total);
     expect_end(&p, 0, &e);
@@ -98,7 +98,7 @@ BOTH(an_unknown_method_is_unimplemented_at_once)
     struct peer p = peer_ask(t, T "Nothing", "x", 1, 0);
     expect_end(&p, RS_EUNIMPL, &e);
     peer_close(&p);
-    ck_assert_uint_eq(t->service.seen.n_opened, 0);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_opened), 0);
 }
 
 BOTH(a_unary_call_without_a_message_is_invalid)
@@ -153,9 +153,9 @@ BOTH(a_cancelled_call_ends_once_and_was_never_half_closed)
     expect_end(&p, RS_ECANCELED, &e);
     ck_assert(seen_wait(t, &t->service.seen.n_ended, 1));
     ck_assert_int_eq(last_reason(t), RS_ECANCELED);
-    ck_assert_uint_eq(t->service.seen.n_half_closed, 0);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_half_closed), 0);
     peer_close(&p);
-    ck_assert_uint_eq(t->service.seen.n_ended, 1);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_ended), 1);
 }
 
 BOTH(a_deadline_ends_the_call_on_both_sides)
@@ -198,9 +198,9 @@ BOTH(a_reader_that_does_not_read_is_cut_off)
     int r;
     if (!t->in_memory) /* the flood is the loop's: it has ended once the next call is answered */
         ck_assert(seen_wait(t, &t->service.seen.n_ended, 1));
-    ck_assert_int_eq(t->service.seen.flood_result, RS_EEXHAUSTED);
-    ck_assert_uint_ge(t->service.seen.n_flooded, 1024);
-    ck_assert_uint_le(t->service.seen.n_flooded,
+    ck_assert_int_eq(seen_result(t, &t->service.seen.flood_result), RS_EEXHAUSTED);
+    ck_assert_uint_ge(seen_count(t, &t->service.seen.n_flooded), 1024);
+    ck_assert_uint_le(seen_count(t, &t->service.seen.n_flooded),
                       1024 + 1024); /* the queue, and what the network holds */
     while ((r = peer_receive(&p, &got, &n, &e)) == 0)
         mem_free(got);
@@ -229,7 +229,7 @@ BOTH(on_open_may_refuse_and_hears_no_message)
     expect_end(&p, RS_EPERM, &e);
     ck_assert_str_eq(e.text, "not you");
     ck_assert(seen_wait(t, &t->service.seen.n_ended, 1));
-    ck_assert_uint_eq(t->service.seen.n_messages, 0);
+    ck_assert_uint_eq(seen_count(t, &t->service.seen.n_messages), 0);
     peer_close(&p);
 }
 
