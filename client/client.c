@@ -92,7 +92,7 @@ static struct link *link_now(struct reshard_client *c)
     return live;
 }
 
-/* Opens one link and hands every segment over. Under connect_mutex. */
+/* Opens one link and hands every segment over. Under the connect lock. */
 static int link_make(struct reshard_client *c, uint64_t deadline_ns, struct link **ret,
                      struct err *e)
 {
@@ -123,20 +123,36 @@ static bool link_worth_waiting(int code)
     return code == RS_EUNAVAIL || code == RS_EDEADLINE || code == RS_EIO || code == RS_EEXHAUSTED;
 }
 
-static int client_lock_connect(struct reshard_client *c, uint64_t deadline_ns, struct err *e)
+/* A mutex that is waited for with a deadline: made of a flag, since not every thread sanitizer knows
+ * pthread_mutex_clocklock. */
+int client_connect_lock(struct reshard_client *c, uint64_t deadline_ns, struct err *e)
 {
     struct timespec at;
     client_timespec(deadline_ns, &at);
-    if (pthread_mutex_clocklock(&c->connect_mutex, CLOCK_MONOTONIC, &at) != 0)
-        return err_set(e, RS_EUNAVAIL, "no daemon at '%s' until the deadline", c->path);
-    return 0;
+    int timed_out = 0;
+    pthread_mutex_lock(&c->mutex);
+    while (c->connecting && timed_out == 0)
+        timed_out = pthread_cond_clockwait(&c->changed, &c->mutex, CLOCK_MONOTONIC, &at);
+    bool mine = !c->connecting;
+    if (mine)
+        c->connecting = true;
+    pthread_mutex_unlock(&c->mutex);
+    return mine ? 0 : err_set(e, RS_EUNAVAIL, "no daemon at '%s' until the deadline", c->path);
+}
+
+void client_connect_unlock(struct reshard_client *c)
+{
+    pthread_mutex_lock(&c->mutex);
+    c->connecting = false;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->mutex);
 }
 
 int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e)
 {
     struct link *l = link_now(c);
     if (l == NULL) {
-        int r = client_lock_connect(c, deadline_ns, e);
+        int r = client_connect_lock(c, deadline_ns, e);
         if (r != 0)
             return r;
         l = link_now(c); /* another thread may have made it meanwhile */
@@ -145,7 +161,7 @@ int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **re
             if (r != 0 && (!link_worth_waiting(r) || !client_pause(c, n, deadline_ns)))
                 break;
         }
-        pthread_mutex_unlock(&c->connect_mutex);
+        client_connect_unlock(c);
         if (l == NULL)
             return c->closing ? err_set(e, RS_ECANCELED, "the client is being closed") : r;
     }
@@ -206,7 +222,6 @@ static void client_free(struct reshard_client *c)
     link_unref(c->link);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->mutex);
-    pthread_mutex_destroy(&c->connect_mutex);
     mem_free(c->path);
     mem_free(c);
 }
@@ -216,7 +231,6 @@ static struct reshard_client *client_new(const char *path)
     struct reshard_client *c = mem_zalloc(sizeof *c);
     if (c == NULL)
         return NULL;
-    pthread_mutex_init(&c->connect_mutex, NULL);
     pthread_mutex_init(&c->mutex, NULL);
     pthread_cond_init(&c->changed, NULL);
     queue_init(&c->segments);

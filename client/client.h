@@ -1,8 +1,8 @@
 /* Inside of libreshard: the client, its segments, and how a call survives a daemon's restart.
  *
- * Locks, in the order in which they may be taken: connect_mutex (who opens a link and hands the
- * segments over; held while blocking, taken with a deadline), then mutex (pointers and counts; held
- * for a few instructions). A worker's own mutex (worker.c) is taken after both. */
+ * Locks, in the order in which they may be taken: the connect lock (who opens a link and hands the
+ * segments over; held while blocking, waited for with a deadline), then mutex (pointers and counts;
+ * held for a few instructions). A worker's own mutex (worker.c) is taken after both. */
 #ifndef RS_CLIENT_CLIENT_H
 #define RS_CLIENT_CLIENT_H
 
@@ -18,13 +18,13 @@
 
 struct reshard_client {
     char *path;
-    pthread_mutex_t connect_mutex;
-    struct queue segments; /* of struct reshard_segment; guarded by connect_mutex */
+    struct queue segments; /* of struct reshard_segment; guarded by the connect lock */
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* monotonic; closing */
     struct link *link;      /* guarded by mutex; NULL: none */
     struct queue workers;   /* guarded by mutex */
     uint64_t n_links;       /* opened so far */
+    bool connecting;        /* the connect lock, see below */
     bool closing;
 };
 
@@ -51,6 +51,10 @@ uint64_t client_deadline(uint32_t timeout_ms); /* 0: the default */
 /* The live link, referenced; opens one (with back-off until the deadline) where there is none.
  * RS_EUNAVAIL, RS_EPERM, RS_EPROTO, RS_ECANCELED (closing). */
 int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e);
+
+/* RS_EUNAVAIL where it was not free until the deadline. */
+int client_connect_lock(struct reshard_client *c, uint64_t deadline_ns, struct err *e);
+void client_connect_unlock(struct reshard_client *c);
 
 /* One try of a call over a link. worker: the id to say, 0 where the call has no worker. */
 typedef int (*client_try)(struct link *l, uint64_t worker, uint64_t deadline_ns, void *arg,

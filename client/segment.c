@@ -13,15 +13,6 @@
 
 enum { SEGMENT_DROP_MOST_MS = 2000 };
 
-static int connect_lock(struct reshard_client *c, uint64_t deadline_ns, struct err *e)
-{
-    struct timespec at;
-    client_timespec(deadline_ns, &at);
-    if (pthread_mutex_clocklock(&c->connect_mutex, CLOCK_MONOTONIC, &at) != 0)
-        return err_set(e, RS_EDEADLINE, "segment: the client was reconnecting until the deadline");
-    return 0;
-}
-
 static int page_round(uint64_t bytes, uint64_t *ret, struct err *e)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -110,15 +101,15 @@ static int try_add(struct link *l, uint64_t worker, uint64_t deadline_ns, void *
     (void)worker;
     struct reshard_segment *s = arg;
     struct reshard_client *c = s->client;
-    int r = connect_lock(c, deadline_ns, e);
+    int r = client_connect_lock(c, deadline_ns, e);
     if (r != 0)
         return r;
-    /* While connect_mutex is held no other link is made, so the id is that of the newest. */
+    /* While the lock is held no other link is made, so the id is that of the newest. */
     r = link_alive(l) ? link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e)
                       : err_set(e, RS_EUNAVAIL, "segment: the daemon is gone");
     if (r == 0)
         queue_push(&c->segments, &s->queue);
-    pthread_mutex_unlock(&c->connect_mutex);
+    client_connect_unlock(c);
     return r;
 }
 
@@ -203,12 +194,12 @@ int reshard_segment_free(struct reshard_segment *s, uint32_t timeout_ms, struct 
                            &err);
     uint64_t deadline =
         timeout_ms == 0 ? deadline_after_ms(SEGMENT_DROP_MOST_MS) : deadline_after_ms(timeout_ms);
-    int r = connect_lock(c, deadline, &err);
+    int r = client_connect_lock(c, deadline, &err);
     if (r != 0)
         return client_give(e, r, &err);
     queue_remove(&s->queue);
     segment_take_back(s, deadline);
-    pthread_mutex_unlock(&c->connect_mutex);
+    client_connect_unlock(c);
     segment_destroy(s);
     return client_give(e, 0, &err);
 }

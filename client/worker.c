@@ -169,13 +169,12 @@ static void take_attached(struct reshard_worker *w, struct link *l, struct rpc_s
 static int segment_ids(struct reshard_worker *w, struct link *l, uint64_t deadline_ns,
                        uint64_t *ret_ids, struct err *e)
 {
-    struct timespec at;
-    client_timespec(deadline_ns, &at);
-    if (pthread_mutex_clocklock(&w->client->connect_mutex, CLOCK_MONOTONIC, &at) != 0)
-        return err_set(e, RS_EUNAVAIL, "the client was reconnecting until the deadline");
+    int r = client_connect_lock(w->client, deadline_ns, e);
+    if (r != 0)
+        return r;
     for (size_t i = 0; i < w->n_segments; i++)
         ret_ids[i] = w->segments[i]->id;
-    pthread_mutex_unlock(&w->client->connect_mutex);
+    client_connect_unlock(w->client);
     return link_alive(l) ? 0 : err_set(e, RS_EUNAVAIL, "the daemon is gone");
 }
 
