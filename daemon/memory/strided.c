@@ -1,19 +1,22 @@
 #include "memory/strided.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/err.h"
 
 #include "base/banned.h"
 
-enum { MAX_TERMS = 2 * BOX_MAX_DIMS };
+enum {
+    MAX_TERMS = 2 * BOX_MAX_DIMS,
+    WORTH_DIVIDING = 4 /* candidates for a term from which on a common divisor is looked for */
+};
 
 /* Σ stride[k] · x_k with 0 <= x_k <= most[k]; strides descend. */
 struct sum_set {
     int64_t stride[MAX_TERMS];
     int64_t most[MAX_TERMS];
-    int64_t rest[MAX_TERMS + 1];   /* greatest sum of terms k … */
-    int64_t common[MAX_TERMS + 1]; /* greatest common divisor of strides k … */
+    int64_t rest[MAX_TERMS + 1]; /* greatest sum of terms k … */
     unsigned n;
     int64_t *budget;
 };
@@ -30,6 +33,13 @@ uint64_t strided_end(const struct strided *s)
     if (end > STRIDED_MAX_BYTES - s->element_bytes)
         return UINT64_MAX;
     return end + s->element_bytes;
+}
+
+/* Cheaper than clearing all of it, which pairs would do millions of times. */
+static void start_terms(struct sum_set *s, int64_t *budget)
+{
+    s->n = 0;
+    s->budget = budget;
 }
 
 /* Keeps the order; terms of one stride become one. */
@@ -53,24 +63,24 @@ static void add_term(struct sum_set *s, uint64_t stride, uint64_t most)
     s->n++;
 }
 
-static int64_t divisor(int64_t a, int64_t b)
+/* Greatest common divisor of the strides of terms k …: all their sums are multiples of it. */
+static int64_t common_divisor(const struct sum_set *s, unsigned k)
 {
-    while (b != 0) {
-        int64_t t = a % b;
-        a = b;
-        b = t;
-    }
+    int64_t a = s->stride[k];
+    for (k++; k < s->n; k++)
+        for (int64_t b = s->stride[k]; b != 0;) {
+            int64_t t = a % b;
+            a = b;
+            b = t;
+        }
     return a;
 }
 
 static void finish_terms(struct sum_set *s)
 {
     s->rest[s->n] = 0;
-    s->common[s->n] = 0;
-    for (unsigned k = s->n; k-- > 0;) {
+    for (unsigned k = s->n; k-- > 0;)
         s->rest[k] = s->rest[k + 1] + s->stride[k] * s->most[k];
-        s->common[k] = divisor(s->stride[k], s->common[k + 1]);
-    }
 }
 
 static int64_t divide_up(int64_t a, int64_t b)
@@ -85,12 +95,15 @@ static int reaches(const struct sum_set *s, unsigned k, int64_t low, int64_t hig
         return 0;
     if (low <= 0 || high >= s->rest[k])
         return 1; /* all zero, or all at their most */
-    if (high / s->common[k] * s->common[k] < low)
-        return 0; /* no multiple of the common divisor lies there */
     int64_t first = divide_up(low - s->rest[k + 1], s->stride[k]);
     int64_t last = high / s->stride[k];
     if (last > s->most[k])
         last = s->most[k];
+    if (last - first >= WORTH_DIVIDING) {
+        int64_t common = common_divisor(s, k);
+        if (high / common * common < low)
+            return 0; /* none of its multiples lies there */
+    }
     for (int64_t x = first; x <= last; x++) {
         if (--*s->budget < 0)
             return RS_EEXHAUSTED;
@@ -104,7 +117,8 @@ static int reaches(const struct sum_set *s, unsigned k, int64_t low, int64_t hig
 /* Each stride reaches beyond all that the smaller ones span: no two elements can meet. */
 static bool nests(const struct strided *s)
 {
-    struct sum_set set = {0};
+    struct sum_set set;
+    start_terms(&set, NULL);
     for (unsigned d = 0; d < s->n_dims; d++) {
         unsigned before = set.n;
         add_term(&set, s->stride_bytes[d], s->size[d] - 1);
@@ -127,8 +141,9 @@ int strided_self_overlap(const struct strided *s, int64_t *budget)
     for (unsigned d = 0; d < s->n_dims; d++) {
         if (s->size[d] < 2)
             continue;
-        struct sum_set set = {.budget = budget};
+        struct sum_set set;
         int64_t shift = -(int64_t)s->stride_bytes[d];
+        start_terms(&set, budget);
         if (s->stride_bytes[d] == 0)
             return 1;
         add_term(&set, s->stride_bytes[d], s->size[d] - 2);
@@ -151,8 +166,9 @@ int strided_self_overlap(const struct strided *s, int64_t *budget)
  * counted from its end, so that all terms are positive. */
 int strided_overlap(const struct strided *a, const struct strided *b, int64_t *budget)
 {
-    struct sum_set set = {.budget = budget};
+    struct sum_set set;
     int64_t shift = (int64_t)b->begin - (int64_t)a->begin;
+    start_terms(&set, budget);
     if (--*budget < 0)
         return RS_EEXHAUSTED;
     for (unsigned d = 0; d < a->n_dims; d++)
