@@ -84,14 +84,26 @@ int wire_send(int socket, const struct wire_header *h, const void *body, size_t 
     return send_packet(socket, &m, e);
 }
 
+/* The kernel fills the control buffer to its alignment: there may be one more than we asked for. */
+static void take_fd(struct wire_packet *p, int fd)
+{
+    if (p->n_fds < WIRE_MAX_FDS)
+        p->fds[p->n_fds++] = fd;
+    else
+        (void)close(fd);
+}
+
 static void take_fds(struct msghdr *m, struct wire_packet *p)
 {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c != NULL; c = CMSG_NXTHDR(m, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
         size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < n && p->n_fds < WIRE_MAX_FDS; i++)
-            memcpy(&p->fds[p->n_fds++], CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+            take_fd(p, fd);
+        }
     }
 }
 

@@ -596,6 +596,49 @@ START_TEST(marks_and_counters_add_up)
 }
 END_TEST
 
+/* --- memory that is out ----------------------------------------------------------------------- */
+
+/* One run with the n-th allocation failing: every request is answered, or the process has gone in
+ * good order. False once nothing failed any more. */
+static bool run_out(long n)
+{
+    struct rig r;
+    plain_rig(&r);
+    r.o.process = true;
+    r.o.shadow = true;
+    r.o.fail_at = n;
+    r.o.lenient = true;
+    rig_open(&r);
+    rig_fill_sources(&r, 1);
+    bool failed = r.refused;
+    for (int attempt = 0; attempt < 2 && !r.gone; attempt++) {
+        r.attempt++;
+        if (rig_try(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL)) == WIRE_PREPARED &&
+            rig_try(&r, rig_send_start(&r)) == WIRE_STAGED) {
+            ck_assert_uint_eq(rig_wrong(&r, WIRE_SHADOW, 1), 0);
+            break;
+        }
+        failed = true;
+        (void)rig_try(&r, rig_send(&r, WIRE_ABORT, 0, NULL, 0, NULL, 0, NULL, 0));
+    }
+    if (!r.gone)
+        (void)rig_try(&r, rig_send(&r, WIRE_APPLY, r.workers[2].id, NULL, 0, NULL, 0, NULL, 0));
+    failed = failed || r.gone || r.packet->header.code != 0;
+    int status = rig_end(&r, !r.gone);
+    ck_assert_msg(status == EXIT_SUCCESS || (r.gone && status == EXIT_FAILURE), "status %d",
+                  status);
+    rig_free(&r);
+    return failed;
+}
+
+START_TEST(without_memory_requests_fail_and_nothing_crashes)
+{
+    long quiet = 0;
+    for (long n = 1; quiet < 3; n += 1 + n / 30)
+        quiet = run_out(n) ? 0 : quiet + 1;
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(every_element_lands_for_random_layouts)                                                      \
     X(every_element_lands_with_casts)                                                              \
@@ -614,6 +657,7 @@ END_TEST
     X(packets_that_make_no_sense_are_answered_and_change_nothing)                                  \
     X(a_message_of_another_attempt_is_refused)                                                     \
     X(a_cell_that_is_not_bound_is_refused_at_prepare)                                              \
-    X(marks_and_counters_add_up)
+    X(marks_and_counters_add_up)                                                                   \
+    X(without_memory_requests_fail_and_nothing_crashes)
 
 #include "test/lib/main.h"
