@@ -148,6 +148,7 @@ FUZZ_topology    := topology
 FUZZ_binding     := memory
 FUZZ_program     := plan
 FUZZ_request     := service
+FUZZ_rpc         := rpc
 FUZZ_S ?= 60
 FUZZERS := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/fuzz/fuzz_%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_CLOSURE = $(call closure,$(FUZZ_$(1)))
