@@ -309,7 +309,8 @@ static int order_casts(struct plan *p)
     if (r == 0) {
         for (uint32_t i = 0; i < n; i++)
             sorted[i] = p->casts.at[order[i]];
-        memcpy(p->casts.at, sorted, n * sizeof *sorted);
+        if (n > 0) /* memcpy takes no NULL, even for 0 bytes */
+            memcpy(p->casts.at, sorted, n * sizeof *sorted);
         for (uint32_t i = 0; i < n; i++)
             p->units.at[sorted[i].unit].cast = i;
     }
