@@ -66,6 +66,16 @@ static void check_quiet(struct world *w, const struct refit_action *a)
                        ULL(a->attempt), i, ULL(w->nodes[i].attempt));
 }
 
+/* A layout counts once a worker of it has attached, until all have left for good; always where the policy
+ * names it. */
+static bool required(const struct world *w, uint32_t layout)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        any |= w->workers[i].layout == layout && !w->workers[i].left_for_good;
+    return w->layouts[layout].named || (any && w->layouts[layout].known);
+}
+
 static void check_plan(struct world *w, const struct refit_action *a)
 {
     check_quiet(w, a);
@@ -73,6 +83,8 @@ static void check_plan(struct world *w, const struct refit_action *a)
         world_fail(w, "attempt id %llu comes after %llu", ULL(a->attempt),
                    ULL(w->last_planned_attempt));
     w->last_planned_attempt = a->attempt;
+    for (uint32_t l = 0; l < w->n_layouts; l++)
+        w->layouts[l].required = required(w, l);
 }
 
 /* An instance has accepted where every one of its workers has said so in this attempt. */
@@ -93,15 +105,6 @@ static bool instance_accepted(const struct world *w, uint32_t layout, uint32_t i
     return true;
 }
 
-/* A layout that everybody has left for good is no part of the model, unless the policy names it. */
-static bool deserted(const struct world *w, uint32_t layout)
-{
-    bool any = w->layouts[layout].named;
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        any |= w->workers[i].layout == layout && !w->workers[i].left_for_good;
-    return !any;
-}
-
 static void check_policy(struct world *w, const struct refit_action *a)
 {
     uint32_t total = 0;
@@ -111,7 +114,7 @@ static void check_policy(struct world *w, const struct refit_action *a)
         uint32_t n = 0;
         for (uint32_t i = 0; i < w->layouts[l].n_instances; i++)
             n += instance_accepted(w, l, i, a->attempt);
-        if (n < w->layouts[l].min_instances && !deserted(w, l))
+        if (n < w->layouts[l].min_instances && w->layouts[l].required)
             world_fail(w, "version %llu committed with %u instances of %s, policy says %u",
                        ULL(a->version), n, w->layouts[l].name, w->layouts[l].min_instances);
         total += n;

@@ -514,6 +514,15 @@ static void node_dies(struct world *w, uint32_t node)
 
 /* --- workers --- */
 
+static void apply(struct world *w, const struct worker *worker, uint64_t version)
+{
+    struct refit_event *ev = tell(w, REFIT_EV_APPLY, 20);
+    ev->cookie = UINT64_MAX;
+    ev->apply.worker = worker->id;
+    ev->apply.version = version;
+    ev->apply.skip = world_chance(w, 0.2);
+}
+
 static void worker_attaches(struct world *w, uint32_t index)
 {
     struct worker *worker = &w->workers[index];
@@ -521,7 +530,7 @@ static void worker_attaches(struct world *w, uint32_t index)
     if (worker->attached || w->refit == NULL)
         return;
     worker->attached = true;
-    worker->publishing = worker->left_for_good = false;
+    worker->publishing = false;
     worker->life++;
     worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
     /* The daemon has fingerprinted what it says to hold, against what the ledger knows as
@@ -545,6 +554,12 @@ static void worker_attaches(struct world *w, uint32_t index)
     if (refit_find_worker(w->refit, worker->id) == NULL) { /* its memory is still in use */
         worker->attached = false;
         send(w, WORKER_ATTACHES, soon(w, 20))->who = index;
+    } else {
+        worker->left_for_good = false;
+        w->layouts[worker->layout].known = true;
+        const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
+        if (r->receive == REFIT_STAGED_RECEIVE && r->held > r->applied) /* as Attached says */
+            apply(w, worker, r->held);
     }
 }
 
@@ -614,13 +629,8 @@ static void worker_receives(struct world *w, const struct message *m)
         ev->verdict.reason = "a bad smell";
         break;
     case REFIT_TELL_COMMITTED:
-        if (worker->receive != REFIT_STAGED_RECEIVE)
-            break;
-        ev = tell(w, REFIT_EV_APPLY, 20);
-        ev->cookie = UINT64_MAX;
-        ev->apply.worker = worker->id;
-        ev->apply.version = a->version;
-        ev->apply.skip = world_chance(w, 0.2);
+        if (worker->receive == REFIT_STAGED_RECEIVE)
+            apply(w, worker, a->version);
         break;
     case REFIT_TELL_ABORTED:
     case REFIT_TELL_SOURCE_RELEASED:

@@ -94,6 +94,8 @@ struct layout_truth {
     uint32_t instance_of_rank[MAX_RANKS];
     uint32_t min_instances; /* policy; n_instances: not named */
     bool named;
+    bool known;    /* a worker of it has attached */
+    bool required; /* when the attempt in flight was planned */
 };
 
 enum request_kind { ASK_SUBMIT, ASK_ABORT, ASK_APPLY, ASK_OTHER };
