@@ -7,10 +7,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "service/compare.h"
 #include "service/held.h"
 #include "service/lease.h"
 #include "service/mix.h"
-#include "service/verify.h"
 
 #include "base/banned.h"
 

@@ -14,10 +14,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "service/compare.h"
 #include "service/held.h"
 #include "service/options.h"
 #include "service/state.h"
-#include "service/verify.h"
 
 #include "base/banned.h"
 
@@ -40,7 +40,7 @@ struct verify_job {
     struct model *model; /* NULL: nobody waits any more */
     bool landed;         /* else: sources */
     struct plan_entry *plan;
-    enum verify_mode mode;
+    enum compare_mode mode;
     struct publication **publications; /* per source rank */
     const uint64_t *holds;             /* mapped */
     size_t holds_bytes;
@@ -411,9 +411,9 @@ static void verify_work(uv_work_t *work)
 {
     struct verify_job *j = work->data;
     j->place = PROGRAM_NONE;
-    j->code = j->landed ? verify_landed(j->plan, j->holds, j->mode, j->publications, j->sums,
-                                        &j->place, &j->err)
-                        : verify_sources(j->plan->source->layout, j->publications, &j->err);
+    j->code = j->landed ? compare_landed(j->plan, j->holds, j->mode, j->publications, j->sums,
+                                         &j->place, &j->err)
+                        : compare_sources(j->plan->source->layout, j->publications, &j->err);
 }
 
 static void prepare_send(struct model *m);
@@ -452,7 +452,7 @@ static struct verify_job *verify_job_new(struct model *m, bool landed)
     j->service = m->service;
     j->model = m;
     j->landed = landed;
-    j->mode = (enum verify_mode)m->run.verify;
+    j->mode = (enum compare_mode)m->run.verify;
     j->plan = plan_entry_ref(m->run.plan);
     if (publications_take(m, j) == 0 && (!landed || sums_make(j) == 0))
         return j;
@@ -690,7 +690,7 @@ static int sums_keep(struct model *m, struct verify_job *j)
 {
     struct buf row;
     buf_init(&row);
-    for (uint32_t i = 0; j->mode == VERIFY_FULL && i < j->plan->program.n_places; i++) {
+    for (uint32_t i = 0; j->mode == COMPARE_FULL && i < j->plan->program.n_places; i++) {
         struct lease *l = place_lease(m, j->plan, i);
         if (j->sums[i] == NULL || l == NULL)
             continue;

@@ -9,7 +9,7 @@
  *   layouts            layouts by digest
  *   worker, attach     leases, bindings, publications                ┐ events into refit_step,
  *   model              one refit each: events in, actions out        ┘ its actions out
- *   planning, verdicts work that is too long for the loop, on libuv's threads
+ *   planning, compare  work that is too long for the loop, on libuv's threads
  *   watch              long polls and streams
  *   api_*              protobuf at the edge */
 #ifndef RS_SERVICE_SERVICE_H

@@ -1,4 +1,4 @@
-#include "service/verify.h"
+#include "service/compare.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -133,7 +133,7 @@ static int expected_check(const struct layout *l, uint32_t t,
                    l->tensors[t].name, rank, x->fingerprint, sum);
 }
 
-int verify_sources(const struct layout *l, struct publication *const *publications, struct err *e)
+int compare_sources(const struct layout *l, struct publication *const *publications, struct err *e)
 {
     struct shards *s = mem_calloc(2, sizeof *s);
     int r = s == NULL ? err_set(e, RS_ENOMEM, "no memory to compare the sources") : 0;
@@ -153,14 +153,14 @@ struct landed {
     const struct plan_entry *plan;
     const struct program *p;
     const uint64_t *holds;
-    enum verify_mode mode;
+    enum compare_mode mode;
     uint32_t *reference; /* per cell: hold + 1 that all others are compared with; 0: none */
 };
 
 static bool is_taken(const struct landed *l, uint32_t hold)
 {
     const struct program_cell *cell = &l->p->cells[l->p->holds[hold].cell];
-    return l->mode == VERIFY_FULL || wire_sampled(l->p->digest, cell->id);
+    return l->mode == COMPARE_FULL || wire_sampled(l->p->digest, cell->id);
 }
 
 static const struct program_place *place_of(const struct landed *l, uint32_t hold)
@@ -288,13 +288,13 @@ static void sums_add(const struct landed *l, uint64_t **sums)
     }
 }
 
-int verify_landed(const struct plan_entry *plan, const uint64_t *holds, enum verify_mode mode,
-                  struct publication *const *publications, uint64_t **sums, uint32_t *ret_place,
-                  struct err *e)
+int compare_landed(const struct plan_entry *plan, const uint64_t *holds, enum compare_mode mode,
+                   struct publication *const *publications, uint64_t **sums, uint32_t *ret_place,
+                   struct err *e)
 {
     struct landed l = {.plan = plan, .p = &plan->program, .holds = holds, .mode = mode};
     *ret_place = PROGRAM_NONE;
-    if (mode == VERIFY_OFF)
+    if (mode == COMPARE_OFF)
         return 0;
     l.reference = mem_calloc(l.p->n_cells, sizeof *l.reference);
     if (l.reference == NULL)
@@ -302,9 +302,9 @@ int verify_landed(const struct plan_entry *plan, const uint64_t *holds, enum ver
     references_choose(&l);
     int r = cells_compare(&l, ret_place, e);
     mem_free(l.reference);
-    if (r == 0 && mode == VERIFY_FULL)
+    if (r == 0 && mode == COMPARE_FULL)
         r = sources_compare(&l, publications, e);
-    if (r == 0 && mode == VERIFY_FULL)
+    if (r == 0 && mode == COMPARE_FULL)
         sums_add(&l, sums);
     return r;
 }
