@@ -315,6 +315,13 @@ START_TEST(every_failed_allocation_is_reported_and_leaks_nothing)
 }
 END_TEST
 
+/* Instrumented code is several times slower. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const double limit_s = 20;
+#else
+static const double limit_s = 2;
+#endif
+
 /* A mixture of experts with 70,000 tensors on 1024 ranks, as text. */
 static char *large_layout(size_t *ret_n)
 {
@@ -348,7 +355,7 @@ START_TEST(seventy_thousand_tensors_are_read_within_two_seconds)
     struct err e = {0};
     clock_t begin = clock();
     ck_assert_msg(layout_from_json(text, n, &l, &e) == 0, "%s", e.text);
-    ck_assert_double_lt((double)(clock() - begin) / CLOCKS_PER_SEC, 2.0);
+    ck_assert_double_lt((double)(clock() - begin) / CLOCKS_PER_SEC, limit_s);
     ck_assert_uint_eq(l->n_tensors, 70000);
     ck_assert_int_ge(layout_find(l, "model.layers.100.mlp.experts.7.down_proj.weight"), 0);
     layout_free(l);
@@ -387,7 +394,7 @@ START_TEST(a_grid_of_a_quarter_million_regions_is_checked_within_two_seconds)
     ck_assert_msg(try_grid(500, false, &e) == 0, "%s", e.text);
     ck_assert_int_eq(try_grid(500, true, &e), RS_EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "overlaps"));
-    ck_assert_double_lt((double)(clock() - begin) / CLOCKS_PER_SEC, 2.0);
+    ck_assert_double_lt((double)(clock() - begin) / CLOCKS_PER_SEC, limit_s);
 }
 END_TEST
 
