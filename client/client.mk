@@ -26,3 +26,15 @@ demo:
 	scripts/deps
 	$(MAKE) BUILD=$(BUILD) $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker
 	scripts/demo --build $(BUILD) $(MODEL)
+
+# --- libreshard and reshardctl against the real daemon ----------------------------------------------
+$(BUILD)/test/integration/test_libreshard: $(BUILD)/obj/test/integration/test_libreshard.o $(BUILD)/libreshard.so
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN/../..' \
+	    $(shell pkg-config --libs check)
+
+.PHONY: check-client
+check-client: $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker $(BUILD)/test/integration/test_libreshard
+	@RESHARD_BUILD=$(BUILD) scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" \
+	    -- $(BUILD)/test/integration/test_libreshard -- test/integration/test_reshardctl.py
+check-integration: check-client
