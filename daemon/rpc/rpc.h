@@ -2,13 +2,18 @@
  *
  * Every call is a stream of messages both ways, of one of four kinds; bytes are the packed protobuf
  * messages and their meaning is not known here. rpc_grpc_server.c serves it over gRPC C core,
- * rpc_mem.c in memory for tests. One completion-queue thread hands events to the loop through the
- * mailbox; every function and callback below runs on the loop thread.
+ * rpc_mem.c in memory for tests. A thread that waits on gRPC's
+ * completion queue wakes the loop through the mailbox; every function and callback below runs on the
+ * loop thread.
  *
  * Life of a call: on_open → on_message* → on_half_close → (rpc_call_send | rpc_call_finish)* →
  * on_end, exactly once and last, with the reason (done, cancelled, deadline, peer gone). The
  * handler's state hangs on call->arg. After rpc_call_finish or on_end nothing may be sent; sending
- * then is refused, not a bug, since the peer may go at any time. */
+ * then is refused, not a bug, since the peer may go at any time.
+ *
+ * on_end's reason: 0 the status went out; RS_ECANCELED the peer cancelled or is gone (gRPC doesn't
+ * tell which), or the server stopped; RS_EDEADLINE; RS_EPEER it did not read and was cut off. It never
+ * runs inside rpc_call_send or rpc_call_finish; the call may not be touched after it. */
 #ifndef RS_RPC_RPC_H
 #define RS_RPC_RPC_H
 
@@ -96,7 +101,8 @@ struct rpc_server;
 /* Binds and serves `methods` (borrowed for life) on `loop`, with grpc.health.v1.Health (serving
  * until rpc_server_stop) and reflection besides; an unknown method gets UNIMPLEMENTED. Errors name
  * the path or address and the remedy: RS_EEXIST another daemon lives there, RS_EINVAL path too
- * long, not a socket … */
+ * long, not a socket …
+ * After an error the loop must run once more, since handles close on it. */
 int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
                      const struct rpc_method *methods, size_t n_methods, struct rpc_server **ret,
                      struct err *e);

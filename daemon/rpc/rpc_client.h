@@ -27,6 +27,8 @@ int rpc_call_unary(struct rpc_channel *c, const char *path, const void *request,
 /* Any of the streaming kinds. timeout_ms of the whole stream; 0: none. */
 int rpc_stream_open(struct rpc_channel *c, const char *path, uint32_t timeout_ms,
                     struct rpc_stream **ret, struct err *e);
+/* RS_EDEADLINE: the daemon takes no more yet, the message may still go; RS_EPEER: the stream has
+ * ended, and receiving tells why. timeout_ms of this send. */
 int rpc_stream_send(struct rpc_stream *s, const void *data, size_t n_bytes, uint32_t timeout_ms,
                     struct err *e);
 int rpc_stream_half_close(struct rpc_stream *s, struct err *e);
