@@ -1,4 +1,5 @@
 /* What PREPARE proves and allocates. Nothing is written to a worker's memory here. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -206,15 +207,6 @@ static int count_work(struct attempt *a, struct err *e)
 
 /* --- what is held already --------------------------------------------------------------------- */
 
-/* Index of the local receiving stream with that order; PROGRAM_NONE. */
-static uint32_t receiving_stream(const struct program *p, uint32_t order)
-{
-    for (uint32_t s = 0; s < p->n_streams; s++)
-        if (p->streams[s].order == order && p->streams[s].send == 0)
-            return s;
-    return PROGRAM_NONE;
-}
-
 static bool all_held(const struct attempt *a, uint32_t item)
 {
     uint32_t place;
@@ -225,18 +217,72 @@ static bool all_held(const struct attempt *a, uint32_t item)
     return attempt_targets(a, item, &place, 1) == 0;
 }
 
+/* Where a receiving stream's messages stand: they come in ascending order. */
+struct stream_at {
+    uint32_t item;
+    uint64_t begin; /* of that item in the stream */
+};
+
 /* True where every item with bytes in [begin, end) of the stream is held by all its takers. */
-static bool range_held(const struct attempt *a, const struct program_stream *s, uint64_t begin,
-                       uint64_t end)
+static bool range_held(const struct attempt *a, const struct program_stream *s,
+                       struct stream_at *at, uint64_t begin, uint64_t end)
 {
-    uint64_t at = 0;
-    for (uint32_t i = s->first_item; i < s->first_item + s->n_items && at < end; i++) {
-        uint64_t bytes = program_cell_bytes(&a->program, a->program.items[i].cell);
-        if (at + bytes > begin && bytes > 0 && !all_held(a, i))
-            return false;
-        at += bytes;
+    bool held = true;
+    for (; at->item < s->first_item + s->n_items && at->begin < end; at->item++) {
+        uint64_t bytes = program_cell_bytes(&a->program, a->program.items[at->item].cell);
+        if (at->begin + bytes > begin && bytes > 0 && !all_held(a, at->item))
+            held = false;
+        if (at->begin + bytes > end)
+            break; /* the next message begins in this item */
+        at->begin += bytes;
     }
-    return true;
+    return held;
+}
+
+/* The receivers' messages first; then each sender's k-th of a stream is as the receiver's k-th. */
+static void mark_skipped(struct attempt *a, const uint32_t *partner, const uint32_t *base,
+                         struct stream_at *at, uint32_t *seen, uint8_t *flags)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        at[s].item = p->streams[s].first_item;
+    for (int sends = 0; sends < 2; sends++)
+        for (uint32_t i = 0; i < p->n_messages; i++) {
+            const struct program_message *m = &p->messages[i];
+            uint32_t s = m->stream, other = partner[s];
+            if (p->streams[s].send != sends || other == PROGRAM_NONE)
+                continue;
+            uint8_t *flag = &flags[base[other] + seen[s]++];
+            if (!sends)
+                *flag = range_held(a, &p->streams[s], &at[s], m->begin, m->end);
+            a->message_skip[i] = *flag;
+        }
+}
+
+struct stream_order {
+    uint32_t order, stream;
+};
+
+static int order_compare(const void *a, const void *b)
+{
+    uint32_t x = ((const struct stream_order *)a)->order;
+    uint32_t y = ((const struct stream_order *)b)->order;
+    return x < y ? -1 : x > y;
+}
+
+/* partner: the local receiving stream with the same order; itself for a receiving one. */
+static void find_partners(const struct program *p, struct stream_order *sorted, uint32_t *partner)
+{
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        sorted[s] = (struct stream_order){p->streams[s].order, s};
+    qsort(sorted, p->n_streams, sizeof(*sorted), order_compare);
+    for (uint32_t i = 0; i < p->n_streams; i++) {
+        uint32_t s = sorted[i].stream;
+        partner[s] = p->streams[s].send == 0 ? s : PROGRAM_NONE;
+        for (uint32_t k = i > 0 ? i - 1 : 0; k < p->n_streams && k <= i + 1; k++)
+            if (sorted[k].order == sorted[i].order && p->streams[sorted[k].stream].send == 0)
+                partner[s] = sorted[k].stream;
+    }
 }
 
 /* A message is left out at both ends where its takers hold all of it. Both ends are on this node:
@@ -245,21 +291,31 @@ static int skip_held(struct attempt *a)
 {
     const struct program *p = &a->program;
     uint32_t *partner = mem_calloc(p->n_streams, sizeof(*partner));
+    uint32_t *base = mem_calloc(p->n_streams + 1U, sizeof(*base));
+    uint32_t *seen = mem_calloc(p->n_streams, sizeof(*seen));
+    struct stream_at *at = mem_calloc(p->n_streams, sizeof(*at));
+    struct stream_order *sorted = mem_calloc(p->n_streams, sizeof(*sorted));
+    uint8_t *flags = mem_zalloc(p->n_messages);
     a->message_skip = mem_zalloc(p->n_messages);
-    if (partner == NULL || a->message_skip == NULL) {
-        mem_free(partner);
-        return RS_ENOMEM;
-    }
-    for (uint32_t s = 0; s < p->n_streams; s++)
-        partner[s] = p->streams[s].send == 0 ? s : receiving_stream(p, p->streams[s].order);
-    for (uint32_t i = 0; i < p->n_messages; i++) {
-        uint32_t s = partner[p->messages[i].stream];
-        a->message_skip[i] =
-            s != PROGRAM_NONE &&
-            range_held(a, &p->streams[s], p->messages[i].begin, p->messages[i].end);
+    int r = partner == NULL || base == NULL || seen == NULL || at == NULL || sorted == NULL ||
+                    flags == NULL || a->message_skip == NULL
+                ? RS_ENOMEM
+                : 0;
+    if (r == 0) {
+        for (uint32_t i = 0; i < p->n_messages; i++)
+            base[p->messages[i].stream + 1]++;
+        for (uint32_t s = 0; s < p->n_streams; s++)
+            base[s + 1] += base[s];
+        find_partners(p, sorted, partner);
+        mark_skipped(a, partner, base, at, seen, flags);
     }
     mem_free(partner);
-    return 0;
+    mem_free(base);
+    mem_free(seen);
+    mem_free(at);
+    mem_free(sorted);
+    mem_free(flags);
+    return r;
 }
 
 /* --- memory and links ------------------------------------------------------------------------- */
@@ -325,11 +381,23 @@ static int reserve(struct device *d, uint8_t **buffer, size_t *have, uint64_t ne
     return 0;
 }
 
+/* Attempts of different models may run at once on devices of their own. */
+static bool takes_part(const struct attempt *a, uint32_t device)
+{
+    const struct program_device *d = &a->program.devices[device];
+    bool any = d->n_messages > 0 || d->n_copies > 0;
+    for (uint32_t i = 0; i < a->program.n_places && !any; i++)
+        any = a->program.places[i].device == device;
+    return any;
+}
+
 static int open_devices(struct attempt *a, struct err *e)
 {
     const struct program *p = &a->program;
     for (uint32_t i = 0; i < p->n_devices; i++) {
         struct plane_device *d = &a->plane->devices[i];
+        if (!takes_part(a, i))
+            continue;
         if (d->user != NULL)
             return err_set(e, RS_EPRECOND, "device %u is used by attempt %llu of model %llx", i,
                            (unsigned long long)d->user->number,

@@ -634,7 +634,7 @@ static bool run_out(long n)
 START_TEST(without_memory_requests_fail_and_nothing_crashes)
 {
     long quiet = 0;
-    for (long n = 1; quiet < 3; n += 1 + n / 30)
+    for (long n = 1; quiet < 3; n += 1 + n / 12)
         quiet = run_out(n) ? 0 : quiet + 1;
 }
 END_TEST
