@@ -57,7 +57,9 @@ char *cmd_bytes_text(uint64_t bytes, char *ret_text, size_t capacity)
 
 char *cmd_duration_text(double seconds, char *ret_text, size_t capacity)
 {
-    if (seconds < 1e-3)
+    if (seconds < 1e-6)
+        (void)snprintf(ret_text, capacity, "%.3g ns", seconds * 1e9);
+    else if (seconds < 1e-3)
         (void)snprintf(ret_text, capacity, "%.0f us", seconds * 1e6);
     else if (seconds < 1)
         (void)snprintf(ret_text, capacity, "%.3g ms", seconds * 1e3);

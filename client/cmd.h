@@ -37,7 +37,7 @@ int cmd_flush(const char *command, int code);
 
 /* Decimal units: "12.6 MB", "999 B". Returns ret_text (24 bytes are enough). */
 char *cmd_bytes_text(uint64_t bytes, char *ret_text, size_t capacity);
-/* "340 us", "12.3 ms", "4.56 s", "2 min 03 s". */
+/* "1.28 ns", "340 us", "12.3 ms", "4.56 s", "2 min 03 s". */
 char *cmd_duration_text(double seconds, char *ret_text, size_t capacity);
 
 /* A decimal number within [least, greatest], nothing else beside it; false else. */

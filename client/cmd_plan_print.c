@@ -268,8 +268,9 @@ static void print_title(const struct plan_run *run)
     (void)printf(", %" PRIu32 " devices in %" PRIu32 " domains\n", run->file->topology.n_devices,
                  run->file->topology.n_domains);
     (void)printf("%" PRIu64 " cells, %" PRIu64 " transfers, %" PRIu32
-                 " rounds, relay depth %" PRIu32 ", digest %s\n\n",
-                 t->cells, t->transfers, t->n_rounds, t->max_relay_depth, digest);
+                 " round%s, relay depth %" PRIu32 ", digest %s\n\n",
+                 t->cells, t->transfers, t->n_rounds, t->n_rounds == 1 ? "" : "s",
+                 t->max_relay_depth, digest);
 }
 
 static void print_times(const struct plan_run *run)
