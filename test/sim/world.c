@@ -161,9 +161,10 @@ static void written(struct ledger_transaction *t, int code, const struct err *e)
 {
     struct write *write = (struct write *)(void *)t;
     struct world *w = write->w;
-    struct refit_event ev = {
-        .type = code == 0 ? REFIT_EV_DURABLE : REFIT_EV_NOT_DURABLE,
-        .durable = {.sequence = write->sequence, .code = code, .text = e->text}};
+    struct refit_event ev = {.type = code == 0 ? REFIT_EV_DURABLE : REFIT_EV_NOT_DURABLE,
+                             .durable = {.sequence = write->sequence, .code = code}};
+    struct err copy = *e; /* lies in the transaction, which ends here */
+    ev.durable.text = copy.text;
     bool alive = w->refit != NULL && write->life == w->coordinator_life;
     ledger_transaction_close(t);
     free(write);
