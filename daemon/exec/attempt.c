@@ -71,18 +71,20 @@ uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_p
 
 static void stop_work(struct attempt *a)
 {
-    for (uint32_t d = 0; d < a->program.n_devices; d++) {
-        (void)pump_stop(&a->copiers[d].pump);
-        (void)pump_stop(&a->checkers[d].pump);
+    for (uint32_t i = 0; i < a->n_pumps; i++) {
+        (void)pump_stop(&a->copiers[i].pump);
+        (void)pump_stop(&a->checkers[i].pump);
     }
     transport_abort(a->model->transport);
 }
 
 static bool in_flight(const struct attempt *a)
 {
+    for (uint32_t i = 0; i < a->n_pumps; i++)
+        if (a->copiers[i].pump.n_busy > 0 || a->checkers[i].pump.n_busy > 0)
+            return true;
     for (uint32_t d = 0; d < a->program.n_devices; d++)
-        if (a->copiers[d].pump.n_busy > 0 || a->checkers[d].pump.n_busy > 0 ||
-            lane_in_flight(&a->lanes[d]))
+        if (lane_in_flight(&a->lanes[d]))
             return true;
     return !transport_quiesced(a->model->transport);
 }
@@ -182,9 +184,9 @@ static void source_read(struct attempt *a, uint32_t number)
 
 static void kick_blocked(struct attempt *a)
 {
-    for (uint32_t d = 0; d < a->program.n_devices; d++)
-        if (a->copiers[d].pump.n_busy == 0)
-            copier_kick(&a->copiers[d]);
+    for (uint32_t i = 0; i < a->n_pumps; i++)
+        if (a->copiers[i].pump.n_busy == 0)
+            copier_kick(&a->copiers[i]);
 }
 
 static void item_landed(struct attempt *a, uint32_t number)
@@ -220,9 +222,9 @@ void attempt_item_done(struct attempt *a, uint32_t number, uint64_t elements)
 
 static bool all_idle(const struct attempt *a)
 {
-    for (uint32_t d = 0; d < a->program.n_devices; d++) {
-        const struct checker *c = &a->checkers[d];
-        if (c->pump.n_busy > 0 || c->n_done < c->n_queued || a->copiers[d].pump.n_busy > 0)
+    for (uint32_t i = 0; i < a->n_pumps; i++) {
+        const struct checker *c = &a->checkers[i];
+        if (c->pump.n_busy > 0 || c->n_done < c->n_queued || a->copiers[i].pump.n_busy > 0)
             return false;
     }
     return true;
@@ -244,8 +246,11 @@ static bool all_done(const struct attempt *a)
 {
     if (a->n_landings_left > 0 || a->n_checks_left > 0 || a->n_reads_left > 0 || !all_idle(a))
         return false;
+    for (uint32_t i = 0; i < a->n_pumps; i++)
+        if (a->copiers[i].landed < a->copiers[i].end)
+            return false;
     for (uint32_t d = 0; d < a->program.n_devices; d++)
-        if (!lane_done(&a->lanes[d]) || a->copiers[d].landed < a->copiers[d].end)
+        if (!lane_done(&a->lanes[d]))
             return false;
     return true;
 }
@@ -366,7 +371,7 @@ static void check_held(struct attempt *a)
         const struct program_hold *h = &a->program.holds[i];
         if (a->held[i] != 0 && a->program.places[h->place].side == PROGRAM_DESTINATION &&
             program_cell_elements(&a->program, h->cell) > 0 && attempt_checks(a, h->cell))
-            checker_add(a, i);
+            (void)checker_add(a, i);
     }
 }
 
@@ -376,9 +381,11 @@ static void run(struct attempt *a)
     check_held(a);
     for (uint32_t d = 0; d < a->program.n_devices; d++) {
         a->counted[d] = transport_counters(a->model->transport, a->program.devices[d].device);
-        checker_kick(&a->checkers[d]);
         lane_kick(&a->lanes[d]);
-        copier_kick(&a->copiers[d]);
+    }
+    for (uint32_t i = 0; i < a->n_pumps; i++) {
+        checker_kick(&a->checkers[i]);
+        copier_kick(&a->copiers[i]);
     }
     a->n_holders--;
     attempt_settle(a);

@@ -22,7 +22,7 @@ enum attempt_state {
     ATTEMPT_ENDING
 };
 
-/* copies.c: a device's local copies, in order. */
+/* copies.c: a share of a device's local copies, in order. */
 struct copier {
     struct pump pump;
     struct attempt *attempt;
@@ -35,6 +35,7 @@ struct copier {
 struct checker {
     struct pump pump;
     struct attempt *attempt;
+    struct plane_way *way;
     uint32_t *queue; /* hold indices */
     uint32_t n_queued, next, n_done;
     uint64_t at; /* elements of the next one's cell */
@@ -71,7 +72,8 @@ struct attempt {
     struct copier *copiers;
     struct lane *lanes;
     struct lane_span *cursors; /* per stream */
-    struct checker *checkers;  /* each: program.n_devices of them */
+    struct checker *checkers;  /* these two: [n_pumps], device by device, each plane.n_ways */
+    uint32_t n_pumps;
 
     uint64_t n_reads_left;    /* items that read a source */
     uint64_t n_landings_left; /* destination holds that have not landed */
@@ -110,12 +112,14 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e);
 void attempt_close(struct attempt *a);
 
 /* --- copies.c --- */
-void copier_init(struct copier *c, struct attempt *a, uint32_t device);
+/* One per way, each with a share of about the same bytes. */
+void copiers_init(struct attempt *a, uint32_t device);
 void copier_kick(struct copier *c);
 
 /* --- verify.c --- */
-int checker_init(struct checker *c, struct attempt *a, uint32_t device, uint32_t n_holds);
-void checker_add(struct attempt *a, uint32_t hold);
+int checkers_init(struct attempt *a, uint32_t device, uint32_t n_holds);
+/* Returns the one that has it now. */
+struct checker *checker_add(struct attempt *a, uint32_t hold);
 void checker_kick(struct checker *c);
 /* The prepare pass: all source holds that no publication covers. */
 void verify_sources(struct attempt *a);

@@ -332,8 +332,9 @@ static int open_tables(struct attempt *a, struct err *e)
     a->cell_known = mem_zalloc(p->n_cells);
     a->counted = mem_calloc(p->n_devices, sizeof(*a->counted));
     a->cursors = mem_calloc(p->n_streams, sizeof(*a->cursors));
-    a->copiers = mem_calloc(p->n_devices, sizeof(*a->copiers));
-    a->checkers = mem_calloc(p->n_devices, sizeof(*a->checkers));
+    a->n_pumps = p->n_devices * a->plane->n_ways;
+    a->copiers = mem_calloc(a->n_pumps, sizeof(*a->copiers));
+    a->checkers = mem_calloc(a->n_pumps, sizeof(*a->checkers));
     a->lanes = mem_calloc(p->n_devices, sizeof(*a->lanes));
     if (a->item_left == NULL || a->item_print == NULL || a->item_skipped == NULL ||
         a->hold_prints == NULL || a->hold_state == NULL || a->cell_prints == NULL ||
@@ -353,8 +354,8 @@ static int open_parts(struct attempt *a, struct err *e)
         uint32_t n_holds = 0;
         for (uint32_t i = 0; i < p->n_holds; i++)
             n_holds += p->places[p->holds[i].place].device == d ? 1 : 0;
-        copier_init(&a->copiers[d], a, d);
-        int r = checker_init(&a->checkers[d], a, d, n_holds);
+        copiers_init(a, d);
+        int r = checkers_init(a, d, n_holds);
         if (r == 0)
             r = lane_init(&a->lanes[d], a, d, a->cursors);
         if (r < 0)
@@ -517,8 +518,8 @@ void attempt_close(struct attempt *a)
             a->plane->devices[d].user = NULL;
     for (uint32_t d = 0; d < a->program.n_devices && a->lanes != NULL; d++)
         lane_close(&a->lanes[d]);
-    for (uint32_t d = 0; d < a->program.n_devices && a->checkers != NULL; d++)
-        mem_free(a->checkers[d].queue);
+    for (uint32_t i = 0; i < a->n_pumps && a->checkers != NULL; i++)
+        mem_free(a->checkers[i].queue);
     for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
         if (a->places[i].worker != NULL)
             worker_release(a->plane, (struct worker *)(uintptr_t)a->places[i].worker);

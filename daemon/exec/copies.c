@@ -119,18 +119,36 @@ static void copier_idle(struct pump *p)
     attempt_settle(a);
 }
 
-void copier_init(struct copier *c, struct attempt *a, uint32_t device)
+/* The first copy of the share that begins where `share` of `n_shares` of the bytes are done. */
+static uint32_t share_begin(const struct attempt *a, const struct program_device *pd,
+                            uint64_t all_bytes, uint32_t share, uint32_t n_shares)
+{
+    uint64_t bytes = 0;
+    uint32_t i = pd->first_copy, end = pd->first_copy + pd->n_copies;
+    for (; share < n_shares && i < end && bytes < all_bytes / n_shares * share; i++)
+        bytes += program_cell_bytes(&a->program, a->program.items[i].cell);
+    return share == n_shares ? end : i;
+}
+
+void copiers_init(struct attempt *a, uint32_t device)
 {
     const struct program_device *pd = &a->program.devices[device];
     struct plane_device *d = &a->plane->devices[device];
-    c->attempt = a;
-    c->item = pd->first_copy;
-    c->end = pd->first_copy + pd->n_copies;
-    c->landed = c->item;
-    pump_init(&c->pump, a->plane, d, d->copy);
-    c->pump.fill = copier_fill;
-    c->pump.landed = copier_landed;
-    c->pump.idle = copier_idle;
+    uint32_t n = a->plane->n_ways;
+    uint64_t bytes = 0;
+    for (uint32_t i = pd->first_copy; i < pd->first_copy + pd->n_copies; i++)
+        bytes += program_cell_bytes(&a->program, a->program.items[i].cell);
+    for (uint32_t w = 0; w < n; w++) {
+        struct copier *c = &a->copiers[device * n + w];
+        c->attempt = a;
+        c->item = share_begin(a, pd, bytes, w, n);
+        c->end = share_begin(a, pd, bytes, w + 1, n);
+        c->landed = c->item;
+        pump_init(&c->pump, a->plane, d, d->ways[w].copy);
+        c->pump.fill = copier_fill;
+        c->pump.landed = copier_landed;
+        c->pump.idle = copier_idle;
+    }
 }
 
 void copier_kick(struct copier *c)

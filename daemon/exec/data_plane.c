@@ -62,37 +62,53 @@ bool plane_lease_holds(const struct plane *p)
 
 /* --- HELLO ------------------------------------------------------------------------------------ */
 
-static int open_streams(struct plane_device *d, struct err *e)
+static int open_streams(struct plane_device *d, uint32_t n_ways, struct err *e)
 {
-    struct {
-        const char *name;
-        struct device_stream **stream;
-    } all[] = {{"pack", &d->pack},
-               {"net", &d->net},
-               {"unpack", &d->unpack},
-               {"copy", &d->copy},
-               {"check", &d->check}};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        int r = device_stream_new(d->device, all[i].name, all[i].stream, e);
-        if (r < 0)
-            return r;
+    int r = device_stream_new(d->device, "pack", &d->pack, e);
+    if (r == 0)
+        r = device_stream_new(d->device, "net", &d->net, e);
+    if (r == 0)
+        r = device_stream_new(d->device, "unpack", &d->unpack, e);
+    for (uint32_t w = 0; w < n_ways && r == 0; w++) {
+        d->ways[w].device = d->device;
+        r = device_stream_new(d->device, "copy", &d->ways[w].copy, e);
+        if (r == 0)
+            r = device_stream_new(d->device, "check", &d->ways[w].check, e);
     }
-    return 0;
+    return r;
+}
+
+static void stream_shut(struct device_stream *s)
+{
+    if (s != NULL)
+        device_stream_free(s);
 }
 
 static void device_shut(struct plane_device *d)
 {
-    struct device_stream *streams[] = {d->pack, d->net, d->unpack, d->copy, d->check};
-    for (size_t i = 0; i < sizeof(streams) / sizeof(streams[0]); i++)
-        if (streams[i] != NULL)
-            device_stream_free(streams[i]);
+    stream_shut(d->pack);
+    stream_shut(d->net);
+    stream_shut(d->unpack);
+    for (uint32_t w = 0; w < PLANE_MAX_WAYS; w++) {
+        stream_shut(d->ways[w].copy);
+        stream_shut(d->ways[w].check);
+        if (d->ways[w].bounce != NULL)
+            device_free(d->device, d->ways[w].bounce, BOUNCE_BYTES);
+    }
     if (d->ring_bytes > 0)
         device_free(d->device, d->ring, d->ring_bytes);
     if (d->scratch_bytes > 0)
         device_free(d->device, d->scratch, d->scratch_bytes);
-    if (d->bounce != NULL)
-        device_free(d->device, d->bounce, BOUNCE_BYTES);
     device_close(d->device);
+}
+
+/* As many copy threads over all devices as asked for, but at least one per device. */
+static uint32_t count_ways(const struct wire_hello *h)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t threads = h->n_threads != 0 ? h->n_threads : cores > 0 ? (uint32_t)cores : 1;
+    uint32_t n = threads / h->n_devices;
+    return n < 1 ? 1 : n > PLANE_MAX_WAYS ? PLANE_MAX_WAYS : n;
 }
 
 static int hello_check(const struct plane *p, const struct wire_packet *packet,
@@ -123,12 +139,13 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     p->devices = mem_calloc(h.n_devices, sizeof(*p->devices));
     if (p->devices == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
+    p->n_ways = count_ways(&h);
     struct device_host_options options = {.seed = h.host_seed, .max_delay_us = h.host_max_delay_us};
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
         r = device_host_open(i, &options, &p->devices[i].device, e);
         if (r == 0) {
             p->n_devices = i + 1;
-            r = open_streams(&p->devices[i], e);
+            r = open_streams(&p->devices[i], p->n_ways, e);
         }
     }
     if (r < 0) {

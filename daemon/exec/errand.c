@@ -109,8 +109,8 @@ static int cell_part(struct errand *x, struct batch *b, uint64_t *budget)
 {
     const struct program_hold *h = &x->program.holds[x->hold];
     uint64_t n = program_cell_elements(&x->program, h->cell);
-    int r = prints_cell(b, &x->plane->devices[x->worker->device], &x->program, &x->live, h->cell,
-                        &x->at, budget, &x->cell_prints[x->hold - x->first_hold]);
+    int r = prints_cell(b, &x->plane->devices[x->worker->device].ways[0], &x->program, &x->live,
+                        h->cell, &x->at, budget, &x->cell_prints[x->hold - x->first_hold]);
     if (x->at == n) {
         x->hold++;
         x->at = 0;
@@ -360,7 +360,7 @@ void errand_start(struct plane *p, struct wire_packet *packet)
         return;
     }
     struct plane_device *d = &p->devices[x->worker->device];
-    pump_init(&x->pump, p, d, d->check);
+    pump_init(&x->pump, p, d, d->ways[0].check);
     x->pump.fill = errand_fill;
     x->pump.landed = errand_landed;
     x->pump.idle = errand_idle;

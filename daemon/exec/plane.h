@@ -25,14 +25,23 @@
 
 struct attempt;
 
-enum { PLANE_MAX_DEVICES = 64, PLANE_MAX_SLOTS = 1024, BOUNCE_BYTES = 1 << 20 };
+enum { PLANE_MAX_DEVICES = 64, PLANE_MAX_SLOTS = 1024, PLANE_MAX_WAYS = 8, BOUNCE_BYTES = 1 << 20 };
+
+/* Local copies and fingerprints of a device go several ways at once where there are more cores than
+ * devices. */
+struct plane_way {
+    struct device *device;
+    struct device_stream *copy, *check;
+    uint8_t *bounce; /* of the check stream, BOUNCE_BYTES; NULL until it is needed */
+};
 
 /* A local device: its streams live as long as the process, its ring and scratch grow on demand and
  * are reused between attempts. */
 struct plane_device {
     struct device *device;
-    struct device_stream *pack, *net, *unpack, *copy, *check;
-    uint8_t *ring, *scratch, *bounce;
+    struct device_stream *pack, *net, *unpack;
+    struct plane_way ways[PLANE_MAX_WAYS];
+    uint8_t *ring, *scratch;
     size_t ring_bytes, scratch_bytes;
     struct attempt *user; /* the attempt that may use it */
 };
@@ -83,6 +92,7 @@ struct plane {
     bool ready;
     struct plane_device *devices;
     uint32_t n_devices;
+    uint32_t n_ways; /* of each device */
     struct segment_table *segments;
     struct queue workers, models, errands;
     uint64_t lease_ns; /* 0: none is kept */

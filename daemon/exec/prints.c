@@ -4,24 +4,24 @@
 
 #include "base/banned.h"
 
-static int bounce_ready(struct plane_device *d)
+static int bounce_ready(struct plane_way *way)
 {
     void *p;
-    if (d->bounce != NULL)
+    if (way->bounce != NULL)
         return 0;
-    int r = device_alloc(d->device, BOUNCE_BYTES, &p, NULL);
+    int r = device_alloc(way->device, BOUNCE_BYTES, &p, NULL);
     if (r == 0)
-        d->bounce = p;
+        way->bounce = p;
     return r;
 }
 
 /* The value after the cast is made in a buffer that nobody reads: the stream's order keeps its
  * users apart. */
-static int print_cast(struct batch *b, struct plane_device *d, const struct place *place,
+static int print_cast(struct batch *b, struct plane_way *way, const struct place *place,
                       uint32_t tensor, const struct box *box, uint8_t from, uint8_t wire,
                       uint64_t *sum)
 {
-    const struct move_end to = {.compact = d->bounce};
+    const struct move_end to = {.compact = way->bounce};
     return batch_move(b, &(struct move){.tensor = tensor,
                                         .box = *box,
                                         .from = {.place = place},
@@ -32,7 +32,7 @@ static int print_cast(struct batch *b, struct plane_device *d, const struct plac
                                         .fingerprint = sum});
 }
 
-int prints_cell(struct batch *b, struct plane_device *d, const struct program *p,
+int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
                 const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
                 uint64_t *sum)
 {
@@ -44,11 +44,11 @@ int prints_cell(struct batch *b, struct plane_device *d, const struct program *p
     uint64_t most = cast && *budget > BOUNCE_BYTES ? BOUNCE_BYTES : *budget;
     uint64_t end = *at + (most / bytes > 0 ? most / bytes : 1);
     struct box boxes[2 * BOX_MAX_DIMS];
-    int r = cast ? bounce_ready(d) : 0;
+    int r = cast ? bounce_ready(way) : 0;
     end = end < n ? end : n;
     unsigned n_boxes = end > *at ? box_range(box, *at, end, boxes) : 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++)
-        r = cast ? print_cast(b, d, place, c->tensor, &boxes[i], dtype, c->wire, sum)
+        r = cast ? print_cast(b, way, place, c->tensor, &boxes[i], dtype, c->wire, sum)
                  : batch_print(b, place, c->tensor, &boxes[i], dtype, sum);
     uint64_t used = (end - *at) * bytes;
     *budget -= used < *budget ? used : *budget;

@@ -4,9 +4,9 @@
 
 #include "exec/move.h"
 
-/* Enqueues (through `b`) the fingerprint of a part of `cell` at `place`, in wire dtype: elements
+/* Enqueues (through `b`, on the way's check stream) the fingerprint of a part of `cell` at `place`, in wire dtype: elements
  * from *at on, about *budget bytes; both are moved on. A cast cell's is that of the cast value. */
-int prints_cell(struct batch *b, struct plane_device *d, const struct program *p,
+int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
                 const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
                 uint64_t *sum);
 /* The holds of `place`: [*ret_first, *ret_end). */

@@ -20,8 +20,8 @@ static int part(struct checker *c, struct batch *b, uint64_t *budget)
     struct attempt *a = c->attempt;
     uint32_t hold = c->queue[c->next];
     const struct program_hold *h = &a->program.holds[hold];
-    int r = prints_cell(b, c->pump.device, &a->program, &a->places[h->place], h->cell, &c->at,
-                        budget, &a->hold_prints[hold]);
+    int r = prints_cell(b, c->way, &a->program, &a->places[h->place], h->cell, &c->at, budget,
+                        &a->hold_prints[hold]);
     if (c->at == program_cell_elements(&a->program, h->cell)) {
         c->next++;
         c->at = 0;
@@ -86,22 +86,35 @@ static void checker_idle(struct pump *p)
     attempt_settle(a);
 }
 
-int checker_init(struct checker *c, struct attempt *a, uint32_t device, uint32_t n_holds)
+int checkers_init(struct attempt *a, uint32_t device, uint32_t n_holds)
 {
     struct plane_device *d = &a->plane->devices[device];
-    c->attempt = a;
-    c->queue = mem_calloc(n_holds, sizeof(*c->queue));
-    pump_init(&c->pump, a->plane, d, d->check);
-    c->pump.fill = checker_fill;
-    c->pump.landed = checker_landed;
-    c->pump.idle = checker_idle;
-    return c->queue == NULL ? RS_ENOMEM : 0;
+    for (uint32_t w = 0; w < a->plane->n_ways; w++) {
+        struct checker *c = &a->checkers[device * a->plane->n_ways + w];
+        c->attempt = a;
+        c->way = &d->ways[w];
+        c->queue = mem_calloc(n_holds, sizeof(*c->queue));
+        if (c->queue == NULL)
+            return RS_ENOMEM;
+        pump_init(&c->pump, a->plane, d, d->ways[w].check);
+        c->pump.fill = checker_fill;
+        c->pump.landed = checker_landed;
+        c->pump.idle = checker_idle;
+    }
+    return 0;
 }
 
-void checker_add(struct attempt *a, uint32_t hold)
+/* To the way that has least to do, by count: cells of one plan are of similar size. */
+struct checker *checker_add(struct attempt *a, uint32_t hold)
 {
-    struct checker *c = &a->checkers[a->places[a->program.holds[hold].place].device];
-    c->queue[c->n_queued++] = hold;
+    uint32_t n = a->plane->n_ways;
+    struct checker *c = &a->checkers[a->places[a->program.holds[hold].place].device * n],
+                   *least = c;
+    for (uint32_t w = 1; w < n; w++)
+        if (c[w].n_queued - c[w].n_done < least->n_queued - least->n_done)
+            least = &c[w];
+    least->queue[least->n_queued++] = hold;
+    return least;
 }
 
 void checker_kick(struct checker *c)
@@ -135,10 +148,10 @@ void verify_sources(struct attempt *a)
         if (!is_source(a, i) || !attempt_checks(a, h->cell) ||
             published_cell(a, i, first, &a->hold_prints[i]))
             continue;
-        checker_add(a, i);
+        (void)checker_add(a, i);
     }
-    for (uint32_t d = 0; d < a->program.n_devices; d++)
-        checker_kick(&a->checkers[d]);
+    for (uint32_t i = 0; i < a->n_pumps; i++)
+        checker_kick(&a->checkers[i]);
 }
 
 /* Sums of a source place's cells, where they are all of the worker's part and in its own dtype. */
@@ -221,6 +234,5 @@ void verify_landed(struct attempt *a, uint32_t hold)
     a->n_landings_left--;
     if (!attempt_checks(a, a->program.holds[hold].cell))
         return;
-    checker_add(a, hold);
-    checker_kick(&a->checkers[a->places[a->program.holds[hold].place].device]);
+    checker_kick(checker_add(a, hold));
 }

@@ -89,7 +89,7 @@ struct wire_hello {
     uint64_t slot_bytes;
     uint64_t host_seed; /* device_host_options.seed and delays: tests */
     uint32_t host_max_delay_us;
-    uint32_t n_threads; /* a hint; the host backend has a thread per stream of each device */
+    uint32_t n_threads; /* copy threads over all host devices, at least one each; 0: cores */
     double network_bytes_per_s; /* in-memory transport's rate limits; 0: none */
     double domain_bytes_per_s;
     char backend[16]; /* "host" */

@@ -22,6 +22,7 @@ static void random_rig(struct rig *r, uint64_t seed, bool cast, enum plan_strate
     r->o.fused = random_next(&state) % 2 == 0;
     r->o.shadow = random_next(&state) % 2 == 0;
     r->o.seed = seed;
+    r->o.hello.n_threads = random_next(&state) % 2 == 0 ? 20 : 0;
     bool same_devices = random_next(&state) % 4 == 0;
     char *source = rig_random_json(seed, seed + 1, "s", n_source, 6, false);
     char *dest = rig_random_json(seed, seed + 2, "d", n_dest, 6, cast);
