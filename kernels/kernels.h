@@ -22,7 +22,9 @@ struct kernel_view {
 
 /* Copies one box from one view to one or more (one read, several writes), casting on the way where
  * the dtypes differ, and adding the fingerprint of what is written to *fingerprint where that is
- * not NULL. Views of different targets do not overlap each other or the source. */
+ * not NULL. Views of different targets do not overlap each other or the source. No address needs
+ * alignment, no stride an order; casts other than those of dtype_can_cast (layout/dtype.h) are bugs
+ * and abort. With n_targets 0 it reads only. */
 struct kernel_copy {
     uint64_t size[KERNEL_MAX_DIMS]; /* the box */
     uint64_t

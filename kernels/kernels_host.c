@@ -136,8 +136,7 @@ static void merge_dims(struct job *j)
     j->n_dims = n;
 }
 
-/* --- elements that do not stand side by side ---------------------------------------------------
- */
+/* --- elements that do not stand side by side -------------------------------------------------- */
 
 #define STRIDED_LOOP(type)                                                                         \
     for (size_t i = 0; i < n; i++) {                                                               \
@@ -164,8 +163,7 @@ static void copy_strided(char *to, int64_t to_stride, const char *from, int64_t 
     }
 }
 
-/* --- one piece: n elements that all views have in one row, or in rows without gaps --------------
- */
+/* --- one piece: n elements that all views have in one row, or in rows without gaps ------------ */
 
 struct piece_buffers {
     _Alignas(64) char gathered[WIDEST_CAST * CHUNK_BYTES];
@@ -214,8 +212,7 @@ static void piece_write(const struct job *j, char *const *at, const char *elemen
     }
 }
 
-/* --- copy without a fingerprint -----------------------------------------------------------------
- */
+/* --- copy without a fingerprint --------------------------------------------------------------- */
 
 /* True where a row needs no buffer and is written once: it can be any length at a time. */
 static bool is_plain(const struct job *j)
@@ -302,8 +299,7 @@ static void copy_job(const struct job *j)
     while (odometer_step(&o, j, (int)j->n_dims - 3) >= 0);
 }
 
-/* --- fingerprint, with or without a copy --------------------------------------------------------
- */
+/* --- fingerprint, with or without a copy ------------------------------------------------------ */
 
 /* A range of columns, the same for all rows: the words that it touches and their weights. */
 struct span {
@@ -505,8 +501,7 @@ static uint64_t sum_job(const struct job *j, const uint64_t *offset)
     return sum;
 }
 
-/* --- entry -------------------------------------------------------------------------------------
- */
+/* --- entry ------------------------------------------------------------------------------------ */
 
 static bool can_cast(uint8_t from, uint8_t to)
 {

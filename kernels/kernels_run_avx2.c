@@ -132,7 +132,7 @@ static void prefetch(const void *p, size_t n_bytes)
         _mm_prefetch((const char *)p + at, _MM_HINT_T0);
 }
 
-/* --- casts: kernels_cast.h, eight lanes at a time ------------------------------------------------ */
+/* --- casts: kernels_cast.h, eight lanes at a time --------------------------------------------- */
 
 TARGET KERNEL_INLINE __m256i load256(const void *p)
 {

@@ -127,7 +127,7 @@ static void prefetch(const void *p, size_t n_bytes)
         _mm_prefetch((const char *)p + at, _MM_HINT_T0);
 }
 
-/* --- casts: kernels_cast.h, sixteen lanes at a time ---------------------------------------------- */
+/* --- casts: kernels_cast.h, sixteen lanes at a time ------------------------------------------- */
 
 TARGET KERNEL_INLINE __mmask16 is_above(__m512i a, uint32_t limit)
 {

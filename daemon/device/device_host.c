@@ -86,8 +86,7 @@ static struct host_event *event_of(const struct device_event *ev)
     return container_of(ev, struct host_event, base);
 }
 
-/* --- the sticky error ---------------------------------------------------------------------------
- */
+/* --- the sticky error ------------------------------------------------------------------------- */
 
 static int host_error(const struct device *d, struct err *e)
 {
@@ -110,8 +109,7 @@ static void fail(struct device_host *h, const char *stream)
     atomic_store(&h->failed, true);
 }
 
-/* --- memory -------------------------------------------------------------------------------------
- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static int host_alloc(struct device *d, size_t bytes, void **ret, struct err *e)
 {
@@ -157,8 +155,7 @@ static void host_unmap(struct device *d, void *p, size_t bytes)
     host_free(d, p, bytes);
 }
 
-/* --- events -------------------------------------------------------------------------------------
- */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static int host_event_new(struct device *d, struct device_event **ret)
 {
@@ -221,8 +218,7 @@ static void run_wait(struct host_stream *s, struct host_item *item)
     event_unref(ev);
 }
 
-/* --- items --------------------------------------------------------------------------------------
- */
+/* --- items ------------------------------------------------------------------------------------ */
 
 /* The front of a packed kernel_copy; n_targets views follow. The struct itself has room for
  * KERNEL_MAX_TARGETS, five times what the usual copy needs. */
@@ -434,8 +430,7 @@ static int host_event_wait(struct device_stream *stream, struct device_event *ba
     return r;
 }
 
-/* --- the stream's thread ------------------------------------------------------------------------
- */
+/* --- the stream's thread ---------------------------------------------------------------------- */
 
 /* Blocks for the next item; NULL: the queue is empty and the stream is to end. */
 static struct host_item *next_item(struct host_stream *s)
@@ -543,8 +538,7 @@ static void host_stream_free(struct device_stream *base)
     atomic_fetch_sub(&h->n_streams, 1);
 }
 
-/* --- open and close -----------------------------------------------------------------------------
- */
+/* --- open and close --------------------------------------------------------------------------- */
 
 static void host_close(struct device *d)
 {

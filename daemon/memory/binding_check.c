@@ -48,8 +48,7 @@ static int piece_error(const struct check *c, uint32_t i, int code, const char *
                    i - c->binding->first[p->tensor], box_text(&p->box, text, sizeof text), what);
 }
 
-/* --- coordinates: the pieces tile the shards ----------------------------------------------------
- */
+/* --- coordinates: the pieces tile the shards -------------------------------------------------- */
 
 static int load_shards(struct check *c, uint32_t t, uint32_t *ret_n)
 {
@@ -220,8 +219,7 @@ static int check_tensor(struct check *c, uint32_t t)
     return code != 0 ? code : check_tiling(c, t, n_shards);
 }
 
-/* --- bytes --------------------------------------------------------------------------------------
- */
+/* --- bytes ------------------------------------------------------------------------------------ */
 
 static struct strided strided_of(const struct check *c, uint32_t i)
 {

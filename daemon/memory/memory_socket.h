@@ -7,10 +7,11 @@
  *
  *   client                                daemon
  *   HELLO {magic, protocol}          →
- *                                    ←    WELCOME {token, incarnation, client}      who:
- * SO_PEERCRED SEGMENT {request, kind, bytes} + fd → ←    SEGMENT_REPLY {request, code, segment,
- * text} SEGMENT_DROP {request, segment}  → ←    SEGMENT_REPLY {request, code, segment, text} after
- * it is unmapped
+ *                                    ←    WELCOME {token, incarnation, client}   (SO_PEERCRED says who)
+ *   SEGMENT {request, kind, bytes}   →    with the descriptor
+ *                                    ←    SEGMENT_REPLY {request, code, segment, text}
+ *   SEGMENT_DROP {request, segment}  →
+ *                                    ←    SEGMENT_REPLY {request, code, segment, text}, once unmapped
  *
  * The token goes as metadata "reshard-token" with every gRPC call on the Unix socket. Segment ids
  * are the daemon's, unique within its incarnation; Attach refers to them. */

@@ -351,7 +351,38 @@ START_TEST(a_mapped_segment_is_the_clients_memory_and_read_only_where_asked)
 }
 END_TEST
 
-/* Opens, uses and closes a device; how many allocations of it can fail. */
+/* Three streams add parts of a tensor to one number, as replicas' cells do. */
+START_TEST(streams_add_to_one_fingerprint_without_losing_a_part)
+{
+    enum { PARTS = 300, PART = 50 };
+    struct fixture f = open_with((struct device_host_options){.seed = 9, .max_delay_us = 20});
+    static uint8_t data[PARTS * PART];
+    uint64_t sum = 0, expected = 0;
+    for (unsigned i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)(i * 31);
+    struct kernel_fingerprint whole = {.size = {sizeof data},
+                                       .from = {data, {1}},
+                                       .fingerprint = &expected,
+                                       .n_dims = 1,
+                                       .dtype = KERNEL_UINT8};
+    kernel_fingerprint_reference(&whole);
+    for (unsigned i = 0; i < PARTS; i++) {
+        struct kernel_fingerprint part = {.size = {PART},
+                                          .offset = {i * PART},
+                                          .from = {data + i * PART, {1}},
+                                          .fingerprint = &sum,
+                                          .n_dims = 1,
+                                          .dtype = KERNEL_UINT8};
+        ck_assert_int_eq(device_fingerprint(f.stream[i % N_STREAMS], &part, 1), 0);
+    }
+    for (unsigned i = 0; i < N_STREAMS; i++)
+        drain(f.stream[i]);
+    ck_assert_uint_eq(sum, expected);
+    close_all(&f);
+}
+END_TEST
+
+/* Opens, uses and closes a device; the first error. */
 static int use_device(void)
 {
     struct device *d = NULL;
@@ -437,6 +468,7 @@ END_TEST
     X(memory_of_the_device_is_aligned_and_poisoned_only_with_a_seed)                               \
     X(memory_that_is_not_there_is_refused_with_the_bytes)                                          \
     X(a_mapped_segment_is_the_clients_memory_and_read_only_where_asked)                            \
+    X(streams_add_to_one_fingerprint_without_losing_a_part)                                        \
     X(every_failed_allocation_is_an_error_and_leaks_nothing)                                       \
     X(a_queue_that_holds_too_much_refuses_more)
 #include "test/lib/main.h"

@@ -17,8 +17,7 @@ static uint64_t below(uint64_t *seed, uint64_t n)
     return random_next(seed) % n;
 }
 
-/* --- strided sets, by brute force ---------------------------------------------------------------
- */
+/* --- strided sets, by brute force ------------------------------------------------------------- */
 
 static uint64_t strided_mark(const struct strided *s, uint8_t *map)
 {
@@ -90,8 +89,7 @@ START_TEST(a_strided_set_beyond_the_address_space_has_no_end)
 }
 END_TEST
 
-/* --- layouts and pieces --------------------------------------------------------------------------
- */
+/* --- layouts and pieces ----------------------------------------------------------------------- */
 
 static struct layout *layout_of(const char *tensors)
 {
@@ -298,8 +296,7 @@ START_TEST(a_binding_of_another_layout_is_refused)
 }
 END_TEST
 
-/* --- random bindings against marking each element and each byte ----------------------------------
- */
+/* --- random bindings against marking each element and each byte ------------------------------- */
 
 enum { TENSORS = 2, ROWS_MAX = 8, COLUMNS_MAX = 6 };
 
@@ -432,8 +429,7 @@ START_TEST(random_bindings_are_judged_as_by_marking_every_element_and_byte)
 }
 END_TEST
 
-/* --- reading it ----------------------------------------------------------------------------------
- */
+/* --- reading it ------------------------------------------------------------------------------- */
 
 struct seen {
     uint32_t n;
@@ -542,8 +538,7 @@ START_TEST(contiguous_is_true_for_runs_only_and_gives_their_address)
 }
 END_TEST
 
-/* --- encoding ------------------------------------------------------------------------------------
- */
+/* --- encoding --------------------------------------------------------------------------------- */
 
 START_TEST(a_binding_survives_its_encoding)
 {

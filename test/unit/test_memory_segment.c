@@ -110,8 +110,7 @@ START_TEST(a_read_only_descriptor_is_accepted_only_if_its_pages_are_there)
 }
 END_TEST
 
-/* --- the table -----------------------------------------------------------------------------------
- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 static struct device *open_device(void)
 {
