@@ -1,0 +1,1408 @@
+/* The decider, event by event. What it must do stands in DESIGN.md section 5 and in the cases named below. */
+#include "refit/refit.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#define MS UINT64_C(1000000)
+
+/* --- a bed to lay a decider in --- */
+
+enum { MAX_ACTIONS = 4096, TEXT = 1100 };
+
+struct seen {
+    struct refit_action a;
+    char text[TEXT], who[128];
+    enum ledger_kind kinds[32]; /* PERSIST */
+    struct ledger_version version;
+    uint64_t model_attempt, model_committed;
+    uint32_t n_acceptances;
+};
+
+struct bed {
+    struct refit *r;
+    struct refit_update u;
+    struct seen *seen;   /* everything since the bed was made */
+    size_t n_seen, from; /* `from`: where the last step begins */
+    uint64_t now_ns;
+    bool hold;    /* don't answer PERSIST by DURABLE */
+    long fail_at; /* > 0: this allocation fails, then the event is given again */
+    bool struck;
+    uint64_t next_cookie;
+};
+
+static void note(struct bed *b, const struct refit_action *a)
+{
+    ck_assert_uint_lt(b->n_seen, MAX_ACTIONS);
+    struct seen *s = &b->seen[b->n_seen++];
+    *s = (struct seen){.a = *a};
+    (void)snprintf(s->text, sizeof s->text, "%s", a->text);
+    (void)snprintf(s->who, sizeof s->who, "%s", a->who);
+    for (size_t i = 0; i < a->n_records && i < 32; i++) {
+        const struct ledger_record *row = &a->records[i];
+        s->kinds[i] = row->kind;
+        if (row->kind == LEDGER_VERSION)
+            s->version = row->version;
+        if (row->kind == LEDGER_MODEL) {
+            s->model_attempt = row->as_model.attempt;
+            s->model_committed = row->as_model.committed;
+        }
+        s->n_acceptances += row->kind == LEDGER_ACCEPTANCE;
+    }
+}
+
+static void step(struct bed *b, struct refit_event ev);
+
+static void give(struct bed *b, struct refit_event *ev)
+{
+    ev->now_ns = b->now_ns;
+    ev->wall_ns = UINT64_C(1700000000000000000) + b->now_ns;
+    if (b->fail_at > 0) {
+        mem_fail_at(b->fail_at);
+        int rc = refit_step(b->r, ev, &b->u);
+        bool struck = mem_failed() != 0;
+        mem_fail_at(0);
+        b->struck |= struck;
+        ck_assert_int_eq(rc, struck ? RS_ENOMEM : 0);
+        if (rc == 0)
+            return;
+        ck_assert_uint_eq(b->u.n_actions, 0);
+    }
+    ck_assert_int_eq(refit_step(b->r, ev, &b->u), 0);
+}
+
+static void step(struct bed *b, struct refit_event ev)
+{
+    uint64_t durable[8];
+    size_t n = 0, from = b->n_seen;
+    b->now_ns += MS;
+    give(b, &ev);
+    refit_check(b->r);
+    for (size_t i = 0; i < b->u.n_actions; i++) {
+        note(b, &b->u.actions[i]);
+        if (b->u.actions[i].type == REFIT_DO_PERSIST)
+            durable[n++] = b->u.actions[i].sequence;
+    }
+    if (!b->hold)
+        for (size_t i = 0; i < n; i++)
+            step(b, (struct refit_event){.type = REFIT_EV_DURABLE,
+                                         .durable = {.sequence = durable[i]}});
+    b->from = from;
+}
+
+static void bed_init(struct bed *b)
+{
+    *b = (struct bed){.now_ns = 1000 * MS};
+    b->seen = calloc(MAX_ACTIONS, sizeof *b->seen);
+    b->r = refit_new("m", NULL);
+    ck_assert(b->seen != NULL && b->r != NULL);
+    refit_update_init(&b->u);
+}
+
+static void bed_close(struct bed *b)
+{
+    refit_free(b->r);
+    refit_update_close(&b->u);
+    free(b->seen);
+}
+
+/* The last action of this type in the last step; NULL: none. */
+static const struct seen *did(const struct bed *b, enum refit_action_type type)
+{
+    for (size_t i = b->n_seen; i > b->from; i--)
+        if (b->seen[i - 1].a.type == type)
+            return &b->seen[i - 1];
+    return NULL;
+}
+
+static unsigned count(const struct bed *b, enum refit_action_type type)
+{
+    unsigned n = 0;
+    for (size_t i = b->from; i < b->n_seen; i++)
+        n += b->seen[i].a.type == type;
+    return n;
+}
+
+static unsigned told(const struct bed *b, enum refit_tell tell)
+{
+    unsigned n = 0;
+    for (size_t i = b->from; i < b->n_seen; i++)
+        n += b->seen[i].a.type == REFIT_DO_TELL && b->seen[i].a.tell == tell;
+    return n;
+}
+
+static int phase(const struct bed *b, uint64_t version)
+{
+    const struct refit_version *v = refit_find_version(b->r, version);
+    return v == NULL ? REFIT_NONE : v->phase.state;
+}
+
+/* The answer to this cookie, ever; NULL: none yet. Asserts that there is at most one. */
+static const struct seen *answer(const struct bed *b, uint64_t cookie)
+{
+    const struct seen *found = NULL;
+    for (size_t i = 0; i < b->n_seen; i++)
+        if (b->seen[i].a.type == REFIT_DO_REPLY && b->seen[i].a.cookie == cookie) {
+            ck_assert_ptr_null(found);
+            found = &b->seen[i];
+        }
+    return found;
+}
+
+static int code(const struct bed *b, uint64_t cookie)
+{
+    const struct seen *s = answer(b, cookie);
+    ck_assert_ptr_nonnull(s);
+    return s->a.code;
+}
+
+/* --- events --- */
+
+static void layout(struct bed *b, enum refit_side side, const char *name, uint32_t n_ranks,
+                   uint32_t n_instances)
+{
+    uint32_t of[16];
+    for (uint32_t i = 0; i < n_ranks; i++)
+        of[i] = i / (n_ranks / n_instances);
+    uint8_t digest[16] = {(uint8_t)n_ranks, (uint8_t)name[0]};
+    step(b, (struct refit_event){.type = REFIT_EV_LAYOUT,
+                                 .layout = {.side = side,
+                                            .name = name,
+                                            .digest = digest,
+                                            .instance_of_rank = of,
+                                            .n_ranks = n_ranks,
+                                            .n_instances = n_instances}});
+}
+
+static void node_up(struct bed *b, uint32_t node)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_NODE_UP, .node = {.node = node}});
+}
+
+struct attach {
+    uint64_t id;
+    uint32_t node;
+    enum refit_side side;
+    const char *name;
+    uint32_t rank;
+    enum refit_receive receive;
+    bool automatic;
+    uint64_t live, shadow;
+};
+
+static uint64_t attach(struct bed *b, struct attach a)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){.type = REFIT_EV_ATTACHED,
+                                 .cookie = cookie,
+                                 .attached = {.worker = a.id,
+                                              .node = a.node,
+                                              .side = a.side,
+                                              .layout_name = a.name,
+                                              .rank = a.rank,
+                                              .receive = a.receive,
+                                              .accept_automatically = a.automatic,
+                                              .live = a.live,
+                                              .shadow = a.shadow}});
+    return cookie;
+}
+
+static void leave(struct bed *b, uint64_t worker, bool for_good)
+{
+    step(b,
+         (struct refit_event){.type = REFIT_EV_LEFT, .left = {worker, for_good, "process ended"}});
+}
+
+static struct refit_event submit_event(uint64_t version, const char *id, const uint8_t *content)
+{
+    return (struct refit_event){.type = REFIT_EV_SUBMIT,
+                                .submit = {.version = version,
+                                           .request_id = id,
+                                           .content = content,
+                                           .options = "opt",
+                                           .n_options_bytes = 3}};
+}
+
+static uint64_t submit(struct bed *b, uint64_t version, const char *id, uint8_t digit)
+{
+    uint8_t content[16] = {digit};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.cookie = ++b->next_cookie;
+    step(b, ev);
+    return ev.cookie;
+}
+
+static void publish(struct bed *b, uint64_t worker, uint64_t version, uint64_t publication)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_PUBLISHED,
+                                 .published = {worker, version, publication}});
+}
+
+static void planned(struct bed *b)
+{
+    static const uint8_t digest[16] = {0xD1};
+    step(b, (struct refit_event){.type = REFIT_EV_PLANNED,
+                                 .planned = {.attempt = b->r->attempt_high,
+                                             .digest = digest,
+                                             .totals = {.total = 100, .network_minimum = 50},
+                                             .strategy = "reshard"}});
+}
+
+static void node_event(struct bed *b, enum refit_event_type type, uint32_t node)
+{
+    step(b, (struct refit_event){
+                .type = type,
+                .node = {.node = node, .attempt = b->r->attempt_high, .bytes = {.landed = 10}}});
+}
+
+static void node_failed(struct bed *b, uint32_t node, uint64_t worker)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_FAILED,
+                                 .node = {.node = node,
+                                          .attempt = b->r->attempt_high,
+                                          .code = RS_EDATALOSS,
+                                          .text = "w, [0, 4): differs",
+                                          .worker = worker}});
+}
+
+static uint64_t verdict(struct bed *b, uint64_t worker, uint64_t version, bool accept)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){.type = REFIT_EV_VERDICT,
+                                 .cookie = cookie,
+                                 .verdict = {worker, version, 0, accept, "perplexity rose"}});
+    return cookie;
+}
+
+static uint64_t apply(struct bed *b, uint64_t worker, uint64_t version, bool skip)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){
+                .type = REFIT_EV_APPLY, .cookie = cookie, .apply = {worker, version, skip}});
+    return cookie;
+}
+
+static void applied(struct bed *b, uint64_t worker, uint64_t version, int rc)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_APPLIED,
+                                 .applied = {worker, version, rc, rc == 0 ? NULL : "differs"}});
+}
+
+static void ready(struct bed *b, uint64_t worker, uint64_t version)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_READY, .ready = {worker, version}});
+}
+
+static uint64_t abort_version(struct bed *b, uint64_t version)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){
+                .type = REFIT_EV_ABORT, .cookie = cookie, .abort = {version, "by hand"}});
+    return cookie;
+}
+
+static void tick(struct bed *b, uint64_t ms)
+{
+    b->now_ns += ms * MS;
+    step(b, (struct refit_event){.type = REFIT_EV_TICK});
+}
+
+static void written(struct bed *b, uint64_t sequence, int rc)
+{
+    step(b, (struct refit_event){.type = rc == 0 ? REFIT_EV_DURABLE : REFIT_EV_NOT_DURABLE,
+                                 .durable = {sequence, rc, rc == 0 ? NULL : "disk full"}});
+}
+
+/* A trainer of two ranks (workers 1, 2) and a rollout of two instances of one rank each (11, 12): the trainer and
+ * instance 0 on node 0, instance 1 on node 1. */
+static void usual(struct bed *b, enum refit_receive receive, bool automatic)
+{
+    bed_init(b);
+    layout(b, REFIT_SOURCE, "train", 2, 1);
+    layout(b, REFIT_DESTINATION, "rollout", 2, 2);
+    node_up(b, 0);
+    node_up(b, 1);
+    (void)attach(b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    (void)attach(b,
+                 (struct attach){2, 0, REFIT_SOURCE, "train", 1, REFIT_RECEIVE_NONE, false, 0, 0});
+    (void)attach(b,
+                 (struct attach){11, 0, REFIT_DESTINATION, "rollout", 0, receive, automatic, 0, 0});
+    (void)attach(b,
+                 (struct attach){12, 1, REFIT_DESTINATION, "rollout", 1, receive, automatic, 0, 0});
+}
+
+static void publish_all(struct bed *b, uint64_t version)
+{
+    publish(b, 1, version, version * 10 + 1);
+    publish(b, 2, version, version * 10 + 2);
+}
+
+/* Submitted and published, up to the phase where both nodes move bytes. */
+static void to_transfer(struct bed *b, uint64_t version, const char *id)
+{
+    (void)submit(b, version, id, 1);
+    publish_all(b, version);
+    planned(b);
+    node_event(b, REFIT_EV_PREPARED, 0);
+    node_event(b, REFIT_EV_PREPARED, 1);
+}
+
+static void to_accepting(struct bed *b, uint64_t version, const char *id)
+{
+    to_transfer(b, version, id);
+    node_event(b, REFIT_EV_STAGED, 0);
+    node_event(b, REFIT_EV_STAGED, 1);
+}
+
+static void quiesce(struct bed *b)
+{
+    node_event(b, REFIT_EV_QUIESCED, 0);
+    node_event(b, REFIT_EV_QUIESCED, 1);
+}
+
+/* A whole version, accepted by both and applied where it is staged. */
+static void whole(struct bed *b, uint64_t version, const char *id)
+{
+    to_accepting(b, version, id);
+    (void)verdict(b, 11, version, true);
+    (void)verdict(b, 12, version, true);
+    for (uint64_t w = 11; w <= 12; w++)
+        if (refit_find_worker(b->r, w)->receive == REFIT_STAGED_RECEIVE) {
+            (void)apply(b, w, version, false);
+            applied(b, w, version, 0);
+        }
+}
+
+static void waiting(const char *who, void *arg)
+{
+    char *text = arg;
+    (void)snprintf(text + strlen(text), (size_t)TEXT - strlen(text), "%s; ", who);
+}
+
+static const char *waiting_for(const struct bed *b, uint64_t version)
+{
+    static char text[TEXT];
+    text[0] = '\0';
+    (void)refit_waiting_for(b->r, refit_find_version(b->r, version), 16, waiting, text);
+    return text;
+}
+
+/* --- submit --- */
+
+START_TEST(submit_is_answered_only_when_it_is_durable)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.hold = true;
+    uint64_t cookie = submit(&b, 1, "a", 1);
+    const struct seen *p = did(&b, REFIT_DO_PERSIST);
+    ck_assert_ptr_nonnull(p);
+    ck_assert_ptr_null(answer(&b, cookie));
+    ck_assert_ptr_null(did(&b, REFIT_DO_NOTIFY));
+    ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 0);
+    written(&b, p->a.sequence, 0);
+    ck_assert_int_eq(code(&b, cookie), 0);
+    ck_assert_uint_eq(answer(&b, cookie)->a.attempt, 1);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 2);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(submit_on_a_full_disk_is_refused_and_leaves_nothing)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.hold = true;
+    uint64_t cookie = submit(&b, 1, "a", 1);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, RS_EFULL);
+    ck_assert_int_eq(code(&b, cookie), RS_EFULL);
+    ck_assert_ptr_nonnull(strstr(answer(&b, cookie)->text, "disk full"));
+    ck_assert_int_eq(phase(&b, 1), REFIT_NONE);
+    b.hold = false;
+    ck_assert_int_eq(code(&b, submit(&b, 1, "a", 2)), 0); /* even with other content */
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES E07. */
+START_TEST(same_content_gets_the_same_answer_and_other_content_is_refused)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.hold = true; /* two at the same instant */
+    uint64_t first = submit(&b, 5, "a", 1);
+    uint64_t one = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    uint64_t racer = submit(&b, 5, "b", 1);
+    uint64_t two = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    uint64_t again = submit(&b, 5, "a", 1);
+    b.hold = false;
+    written(&b, one, 0);
+    written(&b, two, 0);
+    ck_assert(code(&b, first) == 0 && code(&b, racer) == 0 && code(&b, again) == 0);
+    ck_assert_uint_eq(answer(&b, first)->a.attempt, 1);
+    ck_assert_uint_eq(answer(&b, racer)->a.attempt, 1);
+    ck_assert_uint_eq(answer(&b, again)->a.attempt, 1);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "c", 2)), RS_EEXIST);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "a", 2)), RS_EEXIST);
+    ck_assert_int_eq(code(&b, submit(&b, 6, "a", 1)), RS_EEXIST); /* the id is of version 5 */
+    publish_all(&b, 5);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_int_eq(phase(&b, 5), REFIT_COMMITTED);
+    uint64_t late = submit(&b, 5, "a", 1), other = submit(&b, 5, "d", 1);
+    ck_assert_uint_eq(answer(&b, late)->a.attempt, 1);
+    ck_assert_int_eq((int)answer(&b, late)->a.phase, (int)answer(&b, first)->a.phase);
+    ck_assert_int_eq(code(&b, other), 0);
+    ck_assert_int_eq((int)answer(&b, other)->a.phase, REFIT_COMMITTED);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "e", 3)), RS_EEXIST);
+    ck_assert_uint_eq(b.r->attempt_high, 1);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES E08. */
+START_TEST(versions_grow_with_gaps_and_a_refusal_names_the_newest)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(code(&b, submit(&b, 0, "z", 1)), RS_EINVAL);
+    ck_assert_int_eq(code(&b, submit(&b, UINT64_C(1) << 63, "z", 1)), RS_EINVAL);
+    whole(&b, 5, "a");
+    whole(&b, 7, "b");
+    uint64_t six = submit(&b, 6, "c", 1), five = submit(&b, 5, "d", 1);
+    ck_assert_int_eq(code(&b, six), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(answer(&b, six)->text, "7"));
+    ck_assert_int_eq(code(&b, five), RS_EPRECOND);
+    ck_assert_uint_eq(b.r->committed, 7);
+    ck_assert_int_eq(code(&b, submit(&b, REFIT_VERSION_MAX, "e", 1)), 0);
+    uint64_t low = submit(&b, 9, "f", 1); /* the greatest is in flight */
+    ck_assert_int_eq(code(&b, low), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(answer(&b, low)->text, "in flight"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_queued_version_is_superseded_by_a_newer_one)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    uint64_t queued = submit(&b, 2, "b", 1);
+    ck_assert_uint_eq(answer(&b, queued)->a.attempt, 0);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 2), "version 1"));
+    (void)submit(&b, 3, "c", 1);
+    ck_assert_int_eq(phase(&b, 2), REFIT_SUPERSEDED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 2)->reason, "3"));
+    ck_assert_uint_eq(b.r->n_superseded, 1);
+    ck_assert_ptr_eq(b.r->queued, refit_find_version(b.r, 3));
+    (void)abort_version(&b, 1);
+    ck_assert_ptr_eq(b.r->in_flight, refit_find_version(b.r, 3));
+    bed_close(&b);
+}
+END_TEST
+
+/* --- the way to the commit --- */
+
+START_TEST(a_refit_goes_through_every_phase_in_order)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)verdict(&b, 11, 1, true);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
+    (void)verdict(&b, 12, 1, true);
+    static const enum refit_phase order[] = {REFIT_SUBMITTED,    REFIT_PLANNED, REFIT_PREPARED,
+                                             REFIT_TRANSFERRING, REFIT_STAGED,  REFIT_ACCEPTING,
+                                             REFIT_COMMITTED};
+    size_t at = 0;
+    for (size_t i = 0; i < b.n_seen; i++)
+        if (b.seen[i].a.type == REFIT_DO_NOTIFY) {
+            ck_assert_uint_lt(at, 7);
+            ck_assert_int_eq((int)b.seen[i].a.phase, (int)order[at++]);
+        }
+    ck_assert_uint_eq(at, 7);
+    ck_assert_uint_eq(refit_find_version(b.r, 1)->bytes.landed, 20); /* both nodes */
+    ck_assert_uint_eq(refit_find_version(b.r, 1)->bytes.total, 100);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(nothing_is_planned_before_attempt_and_epoch_are_durable)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish_all(&b, 1);
+    b.hold = true;
+    (void)submit(&b, 1, "a", 1);
+    const struct seen *p = did(&b, REFIT_DO_PERSIST);
+    ck_assert_uint_eq(p->model_attempt, 1);
+    written(&b, p->a.sequence, 0);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    p = did(&b, REFIT_DO_PERSIST); /* the epoch */
+    ck_assert_ptr_nonnull(p);
+    written(&b, p->a.sequence, 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert_uint_eq(did(&b, REFIT_DO_PLAN)->a.epoch, 1);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_second_version_of_the_same_membership_keeps_its_epoch)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    whole(&b, 2, "b");
+    ck_assert_uint_eq(refit_find_version(b.r, 2)->epoch, 1);
+    leave(&b, 12, false);
+    (void)attach(&b, (struct attach){13, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
+                                     true, 0, 0});
+    to_accepting(&b, 3, "c"); /* workers 11 and 13 accept by themselves */
+    ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
+    ck_assert_uint_eq(refit_find_version(b.r, 3)->epoch, 2);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES E06, B17: the decision is durable, with its acceptances, before anyone hears of it. */
+START_TEST(a_commit_is_told_only_after_it_is_durable)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)verdict(&b, 11, 1, true);
+    b.hold = true;
+    (void)verdict(&b, 12, 1, true);
+    const struct seen *p = did(&b, REFIT_DO_PERSIST);
+    ck_assert_ptr_nonnull(p);
+    ck_assert_uint_eq(p->version.phase, REFIT_COMMITTED);
+    ck_assert_uint_eq(p->model_committed, 1);
+    ck_assert_uint_eq(p->n_acceptances, 2);
+    ck_assert_ptr_null(did(&b, REFIT_DO_COMMITTED));
+    ck_assert_uint_eq(told(&b, REFIT_TELL_COMMITTED), 0);
+    ck_assert_uint_eq(b.r->committed, 0);
+    uint64_t abort = abort_version(&b, 1); /* too late or not: the ledger says */
+    leave(&b, 12, false);
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1}});
+    tick(&b, 1000000);
+    ck_assert_ptr_null(answer(&b, abort));
+    written(&b, p->a.sequence, 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_COMMITTED));
+    ck_assert_uint_eq(told(&b, REFIT_TELL_COMMITTED), 3); /* all that live */
+    ck_assert_int_eq(code(&b, abort), RS_EPRECOND);
+    ck_assert_uint_eq(b.r->committed, 1);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_commit_that_can_not_be_written_aborts_and_the_version_stays_what_it_was)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    to_transfer(&b, 2, "b");
+    node_event(&b, REFIT_EV_STAGED, 0);
+    b.hold = true;
+    node_event(&b, REFIT_EV_STAGED, 1);
+    uint64_t sequence = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    b.hold = false;
+    written(&b, sequence, RS_EFULL);
+    ck_assert_int_eq(phase(&b, 2), REFIT_ABORTING);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 2)->reason, "disk full"));
+    ck_assert_uint_eq(b.r->committed, 1);
+    to_transfer(&b, 3, "c");
+    ck_assert_int_eq(phase(&b, 3), REFIT_TRANSFERRING);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES B13. */
+START_TEST(versions_to_changing_sets_of_receivers_all_commit)
+{
+    struct bed b;
+    bed_init(&b);
+    layout(&b, REFIT_SOURCE, "train", 1, 1);
+    layout(&b, REFIT_DESTINATION, "a", 1, 1);
+    layout(&b, REFIT_DESTINATION, "b", 1, 1);
+    node_up(&b, 0);
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    for (uint64_t version = 1; version <= 3; version++) {
+        char id[8];
+        (void)snprintf(id, sizeof id, "r%u", (unsigned)version);
+        if (version == 1)
+            (void)attach(
+                &b, (struct attach){11, 0, REFIT_DESTINATION, "a", 0, REFIT_IN_PLACE, true, 0, 0});
+        if (version != 2)
+            (void)attach(&b, (struct attach){20 + version, 0, REFIT_DESTINATION, "b", 0,
+                                             REFIT_IN_PLACE, true, 0, 0});
+        else
+            leave(&b, 21, true);
+        (void)submit(&b, version, id, 1);
+        publish(&b, 1, version, version);
+        planned(&b);
+        node_event(&b, REFIT_EV_PREPARED, 0);
+        ready(&b, 11, version);
+        if (version != 2)
+            ready(&b, 20 + version, version);
+        node_event(&b, REFIT_EV_STAGED, 0);
+        ck_assert_int_eq(phase(&b, version), REFIT_COMMITTED);
+    }
+    bed_close(&b);
+}
+END_TEST
+
+/* --- failure --- */
+
+/* CASES B14: four receivers on four nodes, one fails in the middle. */
+START_TEST(one_receivers_failure_reaches_all_and_the_next_version_is_fine)
+{
+    struct bed b;
+    bed_init(&b);
+    layout(&b, REFIT_SOURCE, "train", 1, 1);
+    layout(&b, REFIT_DESTINATION, "rollout", 4, 4);
+    for (uint32_t n = 0; n < 4; n++)
+        node_up(&b, n);
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    for (uint32_t n = 0; n < 4; n++)
+        (void)attach(&b, (struct attach){11 + n, n, REFIT_DESTINATION, "rollout", n,
+                                         REFIT_STAGED_RECEIVE, true, 0, 0});
+    for (uint64_t version = 1; version <= 2; version++) {
+        (void)submit(&b, version, version == 1 ? "a" : "b", 1);
+        publish(&b, 1, version, version);
+        planned(&b);
+        for (uint32_t n = 0; n < 4; n++)
+            node_event(&b, REFIT_EV_PREPARED, n);
+        ck_assert_int_eq(phase(&b, version), REFIT_TRANSFERRING);
+        if (version == 2)
+            break;
+        node_event(&b, REFIT_EV_STAGED, 0);
+        node_failed(&b, 2, 0);
+        ck_assert_uint_eq(count(&b, REFIT_DO_ABORT), 4);
+        for (uint32_t n = 0; n < 4; n++) {
+            ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+            node_event(&b, REFIT_EV_QUIESCED, n);
+        }
+        ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+        ck_assert_uint_eq(told(&b, REFIT_TELL_ABORTED), 5);
+        ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 1);
+        ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "[0, 4): differs"));
+        ck_assert_uint_eq(b.r->committed, 0);
+    }
+    for (uint32_t n = 0; n < 4; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_uint_eq(b.r->committed, 2);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES B16: "that the aborted attempt can't be committed; a new one may". */
+START_TEST(a_failed_attempt_can_not_be_accepted_and_needs_no_reset)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    whole(&b, 4, "a");
+    to_transfer(&b, 5, "b");
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    uint64_t cookie = verdict(&b, 11, 5, true);
+    ck_assert_int_eq(code(&b, cookie), RS_EABORTED);
+    ck_assert_ptr_nonnull(strstr(answer(&b, cookie)->text, "differs"));
+    ck_assert_uint_eq(b.r->committed, 4);
+    whole(&b, 6, "c");
+    ck_assert_uint_eq(b.r->committed, 6);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "d", 1)), RS_EPRECOND); /* can't be committed later */
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(an_aborted_version_is_tried_again_under_a_new_attempt_id)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_transfer(&b, 5, "a");
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    ck_assert_uint_eq(answer(&b, submit(&b, 5, "a", 1))->a.attempt, 1); /* the old answer */
+    ck_assert_ptr_null(b.r->in_flight);
+    whole(&b, 5, "b");
+    ck_assert_uint_eq(b.r->committed, 5);
+    ck_assert_uint_eq(refit_find_version(b.r, 5)->attempt, 2);
+    ck_assert_uint_eq(refit_find_version(b.r, 5)->n_attempts, 2);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_retry_with_other_published_content_is_refused)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_transfer(&b, 5, "a");
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    (void)submit(&b, 5, "b", 1);
+    publish(&b, 1, 5, 51);
+    publish(&b, 2, 5, 99);
+    ck_assert_int_eq(phase(&b, 5), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 5)->reason, "other content"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(events_of_an_older_attempt_change_nothing)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_transfer(&b, 1, "a");
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    to_transfer(&b, 1, "b");
+    static const enum refit_event_type late[] = {
+        REFIT_EV_PREPARED, REFIT_EV_STAGED, REFIT_EV_FAILED, REFIT_EV_QUIESCED, REFIT_EV_PROGRESS};
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+        step(&b,
+             (struct refit_event){.type = late[i], .node = {.node = 0, .attempt = 1, .code = -1}});
+        ck_assert_uint_eq(b.u.n_actions, 0);
+        ck_assert_int_eq(phase(&b, 1), REFIT_TRANSFERRING);
+    }
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(no_next_attempt_before_every_node_is_quiet_or_dead)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    (void)submit(&b, 2, "b", 1);
+    node_failed(&b, 0, 0);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "node 1"));
+    ck_assert_ptr_eq(b.r->queued, refit_find_version(b.r, 2));
+    tick(&b, 5000);
+    ck_assert_uint_eq(count(&b, REFIT_DO_EXPEL), 1);
+    ck_assert_uint_eq(did(&b, REFIT_DO_EXPEL)->a.node, 1);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING); /* not before it is known to be dead */
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1}});
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_eq(b.r->in_flight, refit_find_version(b.r, 2));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(the_prepare_deadline_names_who_has_not_published)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    publish(&b, 1, 1, 11);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "train/rank 1"));
+    ck_assert_ptr_null(strstr(waiting_for(&b, 1), "train/rank 0"));
+    const struct refit_version *v = refit_find_version(b.r, 1);
+    ck_assert_uint_le(b.r->deadline_ns, b.now_ns + 60000 * MS);
+    tick(&b, 60000);
+    ck_assert_int_eq(v->phase.state, REFIT_ABORTED);
+    ck_assert_int_eq(v->code, RS_EDEADLINE);
+    ck_assert_ptr_nonnull(strstr(v->reason, "train/rank 1 (has not published"));
+    ck_assert_ptr_null(strstr(v->reason, "train/rank 0"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(the_accept_deadline_names_who_has_not_answered)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)verdict(&b, 11, 1, true);
+    tick(&b, 60000);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "rollout/rank 1 (Accept)"));
+    ck_assert_ptr_null(strstr(refit_find_version(b.r, 1)->reason, "rank 0"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_destination_that_dies_in_the_transfer_ends_the_attempt)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    leave(&b, 12, false);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    ck_assert(refit_worker_busy(b.r, refit_find_worker(b.r, 12)));
+    uint64_t back = attach(&b, (struct attach){13, 1, REFIT_DESTINATION, "rollout", 1,
+                                               REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_int_eq(code(&b, back), RS_EUNAVAIL); /* its memory is still written to */
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(
+        strstr(refit_find_version(b.r, 1)->reason, "rollout/rank 1 left: process ended"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_source_that_dies_matters_only_until_it_is_read)
+{
+    for (int read = 0; read < 2; read++) {
+        struct bed b;
+        usual(&b, REFIT_STAGED_RECEIVE, true);
+        to_transfer(&b, 1, "a");
+        if (read == 1)
+            step(&b, (struct refit_event){
+                         .type = REFIT_EV_PROGRESS,
+                         .node = {.node = 0, .attempt = 1, .sources_read_ns = b.now_ns}});
+        leave(&b, 2, false);
+        ck_assert_int_eq(phase(&b, 1), read == 1 ? REFIT_TRANSFERRING : REFIT_ABORTING);
+        bed_close(&b);
+    }
+}
+END_TEST
+
+START_TEST(a_rank_attaches_once)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    uint64_t twice = attach(&b, (struct attach){99, 1, REFIT_DESTINATION, "rollout", 1,
+                                                REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_int_eq(code(&b, twice), RS_EEXIST);
+    ck_assert_ptr_nonnull(strstr(answer(&b, twice)->text, "rollout/rank 1"));
+    uint64_t resumed = attach(&b, (struct attach){12, 1, REFIT_DESTINATION, "rollout", 1,
+                                                  REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_int_eq(code(&b, resumed), 0);
+    uint64_t none = attach(&b, (struct attach){98, 1, REFIT_DESTINATION, "rollout", 2,
+                                               REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_int_eq(code(&b, none), RS_EINVAL);
+    ck_assert_int_eq(code(&b, attach(&b, (struct attach){97, 1, REFIT_DESTINATION, "eval", 0,
+                                                         REFIT_STAGED_RECEIVE, true, 0, 0})),
+                     RS_ENOTFOUND);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(another_layout_is_refused_while_workers_hold_the_old_one)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    uint32_t of[3] = {0, 0, 0};
+    uint8_t digest[16] = {77};
+    struct refit_event ev = {.type = REFIT_EV_LAYOUT,
+                             .cookie = 501,
+                             .layout = {.side = REFIT_SOURCE,
+                                        .name = "train",
+                                        .digest = digest,
+                                        .instance_of_rank = of,
+                                        .n_ranks = 3,
+                                        .n_instances = 1}};
+    step(&b, ev);
+    ck_assert_int_eq(code(&b, 501), RS_EPRECOND);
+    leave(&b, 1, false);
+    leave(&b, 2, false);
+    ev.cookie = 502;
+    step(&b, ev);
+    ck_assert_int_eq(code(&b, 502), 0);
+    ck_assert_uint_eq(refit_find_layout(b.r, REFIT_SOURCE, "train")->n_ranks, 3);
+    bed_close(&b);
+}
+END_TEST
+
+/* --- instances and policy --- */
+
+START_TEST(a_rejection_aborts_with_its_reason_where_every_instance_must_accept)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)verdict(&b, 11, 1, true);
+    (void)verdict(&b, 12, 1, false);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_str_eq(refit_find_version(b.r, 1)->reason,
+                     "rollout/instance 1 rejected: rank 1: perplexity rose");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_second_verdict_may_not_differ)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    ck_assert_int_eq(code(&b, verdict(&b, 11, 1, true)), 0);
+    ck_assert_int_eq(code(&b, verdict(&b, 11, 1, true)), 0);
+    ck_assert_int_eq(code(&b, verdict(&b, 11, 1, false)), RS_EPRECOND);
+    bed_close(&b);
+}
+END_TEST
+
+static void submit_min(struct bed *b, uint64_t version, const char *id, uint32_t min)
+{
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
+                                  .min_instances = min};
+    uint8_t content[16] = {1};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    ev.cookie = ++b->next_cookie;
+    step(b, ev);
+    ck_assert_int_eq(code(b, ev.cookie), 0);
+}
+
+START_TEST(the_policy_may_do_without_an_instance_that_rejects)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    submit_min(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    (void)verdict(&b, 12, 1, false);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
+    (void)verdict(&b, 11, 1, true);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_int_eq(code(&b, apply(&b, 12, 1, false)), RS_EPRECOND);
+    (void)apply(&b, 11, 1, false);
+    applied(&b, 11, 1, 0);
+    to_transfer(&b, 2, "b"); /* nobody waits for the one that rejected */
+    ck_assert_int_eq(phase(&b, 2), REFIT_TRANSFERRING);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(the_policy_may_do_without_an_instance_that_dies_in_the_transfer)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    submit_min(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    leave(&b, 12, false);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_SUBMITTED); /* by itself, without the trainer */
+    ck_assert_uint_eq(b.r->attempt_high, 2);
+    planned(&b);
+    ck_assert_uint_eq(count(&b, REFIT_DO_PREPARE), 1);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_policy_beyond_the_layouts_instances_is_refused)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout", .min_instances = 3};
+    uint8_t content[16] = {1};
+    struct refit_event ev = submit_event(1, "a", content);
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    ev.cookie = 77;
+    step(&b, ev);
+    ck_assert_int_eq(code(&b, 77), RS_EINVAL);
+    bed_close(&b);
+}
+END_TEST
+
+/* --- memory of workers --- */
+
+START_TEST(a_version_is_not_prepared_over_one_that_waits_to_be_applied)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_accepting(&b, 1, "a");
+    ck_assert_uint_eq(b.r->committed, 1);
+    (void)submit(&b, 2, "b", 1);
+    publish_all(&b, 2);
+    ck_assert_int_eq(phase(&b, 2), REFIT_SUBMITTED);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 2), "rollout/rank 0 (holds a committed version"));
+    ck_assert_str_eq(refit_worker_doing(b.r, refit_find_worker(b.r, 11)), "waiting for Apply");
+    (void)apply(&b, 11, 1, false);
+    applied(&b, 11, 1, 0);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_int_eq(code(&b, apply(&b, 12, 1, true)), 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(apply_is_answered_when_done_and_may_be_repeated)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_accepting(&b, 1, "a");
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_EMPTY);
+    uint64_t one = apply(&b, 11, 1, false), two = apply(&b, 11, 1, false);
+    ck_assert_uint_eq(count(&b, REFIT_DO_APPLY), 0); /* the second asks for no second copy */
+    ck_assert(answer(&b, one) == NULL && answer(&b, two) == NULL);
+    applied(&b, 11, 1, RS_EDATALOSS);
+    ck_assert(code(&b, one) == RS_EDATALOSS && code(&b, two) == RS_EDATALOSS);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_TORN);
+    uint64_t three = apply(&b, 11, 1, false);
+    applied(&b, 11, 1, 0);
+    ck_assert_int_eq(code(&b, three), 0);
+    ck_assert_uint_eq(answer(&b, three)->a.version, 1);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_CURRENT);
+    ck_assert_int_eq(code(&b, apply(&b, 11, 1, false)), 0);
+    ck_assert_int_eq(code(&b, apply(&b, 11, 2, false)), RS_EPRECOND);
+    uint64_t four = apply(&b, 12, 1, false);
+    leave(&b, 12, false);
+    ck_assert_int_eq(code(&b, four), RS_ECANCELED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(in_place_memory_is_written_only_after_ready)
+{
+    struct bed b;
+    usual(&b, REFIT_IN_PLACE, false);
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_PREPARED, 1);
+    ck_assert_int_eq(phase(&b, 1), REFIT_PREPARED);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_READY_REQUESTED), 2);
+    ready(&b, 11, 1);
+    ck_assert_ptr_null(did(&b, REFIT_DO_START));
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "rollout/rank 1 (Ready)"));
+    ready(&b, 12, 1);
+    ck_assert_uint_eq(count(&b, REFIT_DO_START), 2);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_TORN);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_UNCOMMITTED);
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_UNCOMMITTED);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_TORN);
+    /* A retry moves nothing to the one that is whole and repairs the torn one. */
+    (void)submit(&b, 1, "b", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    ck_assert(refit_holds_already(b.r, refit_find_worker(b.r, 11)));
+    ck_assert(!refit_holds_already(b.r, refit_find_worker(b.r, 12)));
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_PREPARED, 1);
+    ready(&b, 11, 1);
+    ready(&b, 12, 1);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_UNCOMMITTED);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    node_event(&b, REFIT_EV_STAGED, 1);
+    (void)verdict(&b, 11, 1, true);
+    (void)verdict(&b, 12, 1, true);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_CURRENT);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_CURRENT);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(the_prepare_deadline_names_who_is_not_ready)
+{
+    struct bed b;
+    usual(&b, REFIT_IN_PLACE, true);
+    to_transfer(&b, 1, "a");
+    ready(&b, 11, 1);
+    tick(&b, 60000);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "rollout/rank 1 (Ready)"));
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_EMPTY);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES B18. */
+START_TEST(a_new_worker_is_empty_until_a_commit_in_its_own_life)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 7, "a");
+    leave(&b, 12, false);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_GONE);
+    uint64_t cookie = attach(&b, (struct attach){13, 1, REFIT_DESTINATION, "rollout", 1,
+                                                 REFIT_STAGED_RECEIVE, true, 0, 0});
+    const struct seen *s = answer(&b, cookie);
+    ck_assert_uint_eq(s->a.version, 7);              /* the model's */
+    ck_assert(s->a.attempt == 0 && s->a.value == 0); /* held, applied: nothing */
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 13)), REFIT_WORKER_EMPTY);
+    uint64_t applied_here;
+    ck_assert_int_eq(refit_instance_state(b.r, refit_find_layout(b.r, REFIT_DESTINATION, "rollout"),
+                                          1, &applied_here),
+                     REFIT_WORKER_EMPTY);
+    ck_assert_uint_eq(applied_here, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(sources_are_released_when_the_options_say)
+{
+    for (int at = REFIT_RELEASE_DEFAULT; at <= REFIT_RELEASE_COMMITTED; at++) {
+        struct bed b;
+        usual(&b, REFIT_STAGED_RECEIVE, false);
+        uint8_t content[16] = {1};
+        struct refit_event ev = submit_event(1, "a", content);
+        ev.submit.release_at = (enum refit_release_at)at;
+        step(&b, ev);
+        publish_all(&b, 1);
+        planned(&b);
+        node_event(&b, REFIT_EV_PREPARED, 0);
+        node_event(&b, REFIT_EV_PREPARED, 1);
+        struct err e;
+        ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
+        ck_assert_int_eq(refit_publish_check(b.r, 1, 1, &e), 1);
+        step(&b, (struct refit_event){.type = REFIT_EV_PROGRESS,
+                                      .node = {.node = 0, .attempt = 1, .sources_read_ns = 1}});
+        ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), at == REFIT_RELEASE_READ ? 2 : 0);
+        node_event(&b, REFIT_EV_STAGED, 0);
+        node_event(&b, REFIT_EV_STAGED, 1);
+        bool staged = at == REFIT_RELEASE_DEFAULT || at == REFIT_RELEASE_STAGED;
+        ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), staged ? 2 : 0);
+        (void)verdict(&b, 11, 1, true);
+        (void)verdict(&b, 12, 1, true);
+        ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED),
+                          at == REFIT_RELEASE_COMMITTED ? 2 : 0);
+        ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), 0);
+        bed_close(&b);
+    }
+}
+END_TEST
+
+/* --- operator, restart --- */
+
+START_TEST(abort_answers_when_the_version_has_ended)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(code(&b, abort_version(&b, 0)), RS_EPRECOND);
+    ck_assert_int_eq(code(&b, abort_version(&b, 3)), RS_ENOTFOUND);
+    whole(&b, 1, "a");
+    ck_assert_int_eq(code(&b, abort_version(&b, 1)), RS_EPRECOND); /* CASES B17 */
+    to_transfer(&b, 2, "b");
+    (void)submit(&b, 3, "c", 1);
+    uint64_t queued = abort_version(&b, 3);
+    ck_assert_int_eq(code(&b, queued), 0);
+    ck_assert_int_eq(phase(&b, 3), REFIT_ABORTED);
+    uint64_t flying = abort_version(&b, 0);
+    ck_assert_ptr_null(answer(&b, flying));
+    quiesce(&b);
+    ck_assert_int_eq(code(&b, flying), 0);
+    ck_assert_uint_eq(answer(&b, flying)->a.version, 2);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 2)->reason, "by hand"));
+    ck_assert_int_eq(code(&b, abort_version(&b, 2)), 0); /* it is aborted */
+    bed_close(&b);
+}
+END_TEST
+
+static void restored(struct bed *b, const struct ledger_record *rows, size_t n)
+{
+    bed_init(b);
+    for (size_t i = 0; i < n; i++)
+        ck_assert_int_eq(refit_restore(b->r, &rows[i], NULL), 0);
+    step(b, (struct refit_event){.type = REFIT_EV_RESTORED});
+}
+
+START_TEST(after_a_restart_a_version_is_committed_or_aborted)
+{
+    uint8_t one[16] = {1};
+    struct ledger_record rows[] = {
+        {.kind = LEDGER_MODEL, .model = "m", .as_model = {5, 8, 3}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 5, .phase = REFIT_COMMITTED, .attempt = 6, .content = {1}}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 6, .phase = REFIT_SUBMITTED, .attempt = 8, .content = {1}}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 7, .phase = REFIT_SUBMITTED, .content = {1}}},
+        {.kind = LEDGER_REQUEST, .model = "m", .request = {"x", 5, 6, REFIT_SUBMITTED}},
+        {.kind = LEDGER_VERSION, .model = "other", .version = {.version = 99, .phase = 7}}};
+    struct bed b;
+    restored(&b, rows, sizeof rows / sizeof *rows);
+    ck_assert_uint_eq(b.r->committed, 5);
+    ck_assert_int_eq(phase(&b, 5), REFIT_COMMITTED);
+    ck_assert_int_eq(phase(&b, 6), REFIT_ABORTED);
+    ck_assert_int_eq(phase(&b, 7), REFIT_ABORTED);
+    ck_assert_int_eq(phase(&b, 99), REFIT_NONE);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 6)->reason, "restarted"));
+    ck_assert_uint_eq(count(&b, REFIT_DO_PERSIST), 1);
+    ck_assert_uint_eq(answer(&b, submit(&b, 5, "x", 1))->a.attempt, 6); /* the same answer */
+    struct refit_event ev = submit_event(7, "y", one);
+    ev.cookie = 900;
+    step(&b, ev);
+    ck_assert_uint_eq(answer(&b, 900)->a.attempt, 9); /* never used before */
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_row_that_makes_no_sense_is_refused)
+{
+    struct refit *r = refit_new("m", NULL);
+    struct err e = {0};
+    struct ledger_record row = {
+        .kind = LEDGER_VERSION, .model = "m", .version = {.version = 1, .phase = 42}};
+    ck_assert_int_eq(refit_restore(r, &row, &e), RS_EDISK);
+    row.version = (struct ledger_version){.version = 0, .phase = REFIT_COMMITTED};
+    ck_assert_int_eq(refit_restore(r, &row, &e), RS_EDISK);
+    refit_free(r);
+}
+END_TEST
+
+START_TEST(a_ledger_that_is_behind_is_said)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_UP, .node = {.node = 1, .committed = 9}});
+    uint64_t cookie = submit(&b, 5, "b", 1);
+    ck_assert_int_eq(code(&b, cookie), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(answer(&b, cookie)->text, "ledger is behind"));
+    ck_assert_int_eq(code(&b, submit(&b, 10, "c", 1)), 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.max_versions = 3;
+    whole(&b, 1, "a");
+    for (uint64_t v = 2; v < 12; v++) {
+        char id[8];
+        (void)snprintf(id, sizeof id, "r%u", (unsigned)v);
+        (void)submit(&b, v, id, 1);
+        (void)abort_version(&b, v);
+    }
+    tick(&b, 1);
+    ck_assert_uint_eq(b.r->n_versions, 3);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_int_eq(phase(&b, 11), REFIT_ABORTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(marks_name_what_happened_and_to_whom)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    static const char *const names[] = {"submitted", "planned",   "prepared",
+                                        "started",   "verified",  "source_released",
+                                        "accepted",  "committed", "applied"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        bool found = false;
+        for (size_t i = 0; i < b.n_seen; i++)
+            found |= b.seen[i].a.type == REFIT_DO_MARK && strcmp(b.seen[i].text, names[n]) == 0 &&
+                     b.seen[i].a.version == 1 && b.seen[i].a.since_ns >= 0;
+        ck_assert_msg(found, "no mark %s", names[n]);
+    }
+    step(&b, (struct refit_event){
+                 .type = REFIT_EV_MARK, .cookie = 800, .mark = {1, "generation_begin", 11}});
+    ck_assert_int_eq(code(&b, 800), 0);
+    ck_assert_str_eq(did(&b, REFIT_DO_MARK)->who, "rollout/rank 0");
+    step(&b, (struct refit_event){.type = REFIT_EV_MARK, .cookie = 801, .mark = {2, "x", 0}});
+    ck_assert_int_eq(code(&b, 801), RS_ENOTFOUND);
+    bed_close(&b);
+}
+END_TEST
+
+/* Every event fails at its i-th allocation, then is given again: nothing may have changed in between. */
+START_TEST(a_refit_survives_every_failed_allocation)
+{
+    for (long i = 1;; i++) {
+        struct bed b;
+        bed_init(&b);
+        b.fail_at = i;
+        layout(&b, REFIT_SOURCE, "train", 2, 1);
+        layout(&b, REFIT_DESTINATION, "rollout", 2, 2);
+        node_up(&b, 0);
+        node_up(&b, 1);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            (void)attach(&b, (struct attach){1 + rank, 0, REFIT_SOURCE, "train", rank,
+                                             REFIT_RECEIVE_NONE, false, 0, 0});
+            (void)attach(&b, (struct attach){11 + rank, rank, REFIT_DESTINATION, "rollout", rank,
+                                             REFIT_STAGED_RECEIVE, false, 0, 0});
+        }
+        submit_min(&b, 1, "a", 2);
+        publish_all(&b, 1);
+        planned(&b);
+        for (uint32_t n = 0; n < 2; n++)
+            node_event(&b, REFIT_EV_PREPARED, n);
+        for (uint32_t n = 0; n < 2; n++)
+            node_event(&b, REFIT_EV_STAGED, n);
+        (void)verdict(&b, 11, 1, true);
+        (void)verdict(&b, 12, 1, true);
+        ck_assert_uint_eq(b.r->committed, 1);
+        ck_assert_uint_eq(b.r->attempt_high, 1);
+        bool struck = b.struck;
+        bed_close(&b);
+        if (!struck)
+            break;
+        ck_assert_int_lt(i, 100);
+    }
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(submit_is_answered_only_when_it_is_durable)                                                  \
+    X(submit_on_a_full_disk_is_refused_and_leaves_nothing)                                         \
+    X(same_content_gets_the_same_answer_and_other_content_is_refused)                              \
+    X(versions_grow_with_gaps_and_a_refusal_names_the_newest)                                      \
+    X(a_queued_version_is_superseded_by_a_newer_one)                                               \
+    X(a_refit_goes_through_every_phase_in_order)                                                   \
+    X(nothing_is_planned_before_attempt_and_epoch_are_durable)                                     \
+    X(a_second_version_of_the_same_membership_keeps_its_epoch)                                     \
+    X(a_commit_is_told_only_after_it_is_durable)                                                   \
+    X(a_commit_that_can_not_be_written_aborts_and_the_version_stays_what_it_was)                   \
+    X(versions_to_changing_sets_of_receivers_all_commit)                                           \
+    X(one_receivers_failure_reaches_all_and_the_next_version_is_fine)                              \
+    X(a_failed_attempt_can_not_be_accepted_and_needs_no_reset)                                     \
+    X(an_aborted_version_is_tried_again_under_a_new_attempt_id)                                    \
+    X(a_retry_with_other_published_content_is_refused)                                             \
+    X(events_of_an_older_attempt_change_nothing)                                                   \
+    X(no_next_attempt_before_every_node_is_quiet_or_dead)                                          \
+    X(the_prepare_deadline_names_who_has_not_published)                                            \
+    X(the_accept_deadline_names_who_has_not_answered)                                              \
+    X(a_destination_that_dies_in_the_transfer_ends_the_attempt)                                    \
+    X(a_source_that_dies_matters_only_until_it_is_read)                                            \
+    X(a_rank_attaches_once)                                                                        \
+    X(another_layout_is_refused_while_workers_hold_the_old_one)                                    \
+    X(a_rejection_aborts_with_its_reason_where_every_instance_must_accept)                         \
+    X(a_second_verdict_may_not_differ)                                                             \
+    X(the_policy_may_do_without_an_instance_that_rejects)                                          \
+    X(the_policy_may_do_without_an_instance_that_dies_in_the_transfer)                             \
+    X(a_policy_beyond_the_layouts_instances_is_refused)                                            \
+    X(a_version_is_not_prepared_over_one_that_waits_to_be_applied)                                 \
+    X(apply_is_answered_when_done_and_may_be_repeated)                                             \
+    X(in_place_memory_is_written_only_after_ready)                                                 \
+    X(the_prepare_deadline_names_who_is_not_ready)                                                 \
+    X(a_new_worker_is_empty_until_a_commit_in_its_own_life)                                        \
+    X(sources_are_released_when_the_options_say)                                                   \
+    X(abort_answers_when_the_version_has_ended)                                                    \
+    X(after_a_restart_a_version_is_committed_or_aborted)                                           \
+    X(a_row_that_makes_no_sense_is_refused)                                                        \
+    X(a_ledger_that_is_behind_is_said)                                                             \
+    X(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)                     \
+    X(marks_name_what_happened_and_to_whom)                                                        \
+    X(a_refit_survives_every_failed_allocation)
+#include "test/lib/main.h"
