@@ -1,8 +1,10 @@
 /* reshardctl status: everything that an operator sees, per model. */
+#include <stdlib.h>
 #include <string.h>
 
 #include <jansson.h>
 
+#include "base/mem.h"
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 
@@ -203,6 +205,33 @@ static void worker_row(struct cmd_table *t, const json_t *w)
     cmd_table_cell(t, "%s", jstr(w, "doing")[0] != '\0' ? jstr(w, "doing") : "-");
 }
 
+/* Sources first, then by layout and rank; the daemon keeps no order. */
+static int by_place(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    int r = strcmp(jstr(y, "side"), jstr(x, "side")); /* "source" is above "destination" */
+    if (r == 0)
+        r = strcmp(jstr(x, "layout_name"), jstr(y, "layout_name"));
+    if (r != 0)
+        return r;
+    return jnum(x, "rank") < jnum(y, "rank") ? -1 : jnum(x, "rank") > jnum(y, "rank");
+}
+
+static int worker_rows(struct cmd_table *t, const json_t *workers)
+{
+    size_t n = json_array_size(workers);
+    const json_t **sorted = mem_calloc(n, sizeof(const json_t *));
+    if (sorted == NULL)
+        return RS_ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        sorted[i] = json_array_get(workers, i);
+    qsort(sorted, n, sizeof *sorted, by_place);
+    for (size_t i = 0; i < n; i++)
+        worker_row(t, sorted[i]);
+    mem_free(sorted);
+    return 0;
+}
+
 static int print_workers(const json_t *m)
 {
     const json_t *workers = json_object_get(m, "workers");
@@ -215,10 +244,9 @@ static int print_workers(const json_t *m)
                                         "APPLIED", "MEMORY",  "DOING"};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         cmd_table_cell(&t, "%s", heads[i]);
-    size_t i;
-    json_t *w;
-    json_array_foreach(workers, i, w) worker_row(&t, w);
-    return cmd_table_print(&t, stdout, 2);
+    int r = worker_rows(&t, workers);
+    int printed = cmd_table_print(&t, stdout, 2);
+    return r != 0 ? r : printed;
 }
 
 static int print_model(const json_t *m)

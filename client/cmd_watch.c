@@ -114,9 +114,12 @@ static void summary(struct screen *s, const json_t *state)
     line_end(s);
     if (s->json)
         return;
-    (void)printf("version %llu %s after %s; ", (unsigned long long)jnum(state, "version"),
+    (void)printf("version %llu %s after %s", (unsigned long long)jnum(state, "version"),
                  jstr(state, "phase"), ctl_ns(jnum(state, "elapsed_ns")));
-    cmd_print_bytes(json_object_get(state, "bytes"));
+    if (jnum(json_object_get(state, "bytes"), "landed") > 0) {
+        (void)printf("; ");
+        cmd_print_bytes(json_object_get(state, "bytes"));
+    }
     (void)printf("\n");
 }
 
