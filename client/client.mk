@@ -27,6 +27,8 @@ demo:
 	$(MAKE) BUILD=$(BUILD) $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker
 	scripts/demo --build $(BUILD) $(MODEL)
 
+all: $(BUILD)/libreshard.so $(BUILD)/reshardctl $(BUILD)/demo_worker
+
 # --- libreshard and reshardctl against the real daemon ----------------------------------------------
 $(BUILD)/test/integration/test_libreshard: $(BUILD)/obj/test/integration/test_libreshard.o $(BUILD)/libreshard.so
 	@mkdir -p $(@D)

@@ -129,7 +129,7 @@ RESHARD_API int reshard_segment_free(struct reshard_segment *segment, uint32_t t
 
 /* ---- layouts -------------------------------------------------------------------------------- */
 
-/* One side's description of a model (the JSON of the README's "Layouts"). Immutable. */
+/* One side's description of a model (JSON, see the README). Immutable. */
 struct reshard_layout;
 
 /* An axis-aligned part of a tensor, in elements. */
