@@ -26,6 +26,10 @@ enum {
     MAX_QUEUED_BYTES = 256 << 20 /* per stream: bounds what a runaway caller can make us hold */
 };
 
+/* Up to this size a segment's page tables are filled when it is mapped (measured: 0.1 s for 512 MiB;
+ * the same by faults in the first refit: 0.5 s). Above, mapping would keep the caller too long. */
+#define POPULATE_MOST_BYTES ((size_t)4 << 30)
+
 struct device_host {
     struct device base;
     struct device_host_options options;
@@ -141,7 +145,9 @@ static int host_map(struct device *d, int fd, size_t bytes, bool writable, void 
     if (bytes == 0 || fstat(fd, &st) != 0 || st.st_size < 0 || (uint64_t)st.st_size < bytes)
         return err_set(e, RS_EINVAL, "host device %u: segment of %zu bytes: the file is shorter",
                        d->local, bytes);
-    void *p = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    int populate = bytes <= POPULATE_MOST_BYTES ? MAP_POPULATE : 0;
+    void *p = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                   MAP_SHARED | populate, fd, 0);
     if (p == MAP_FAILED)
         return err_set(e, errno == ENOMEM ? RS_EEXHAUSTED : err_from_errno(errno),
                        "host device %u: mapping %zu bytes: %s", d->local, bytes, strerror(errno));
