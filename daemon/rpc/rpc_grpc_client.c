@@ -5,6 +5,7 @@
  * awaited before the next of its kind starts, and all are awaited before the call is freed. */
 #include "rpc/rpc_client.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,9 +35,16 @@
 /* A daemon that takes a connection and then doesn't speak, or a very busy machine. */
 #define CONNECT_TIMEOUT_MS 5000
 
+/* gRPC reads a connection only while some thread waits in it. A program that holds a stream and does
+ * something else would answer no ping and lose its connection, so each channel has a thread that waits
+ * on the channel's state, for as long as the channel lives. */
 struct rpc_channel {
     grpc_channel *grpc;
-    char *token; /* owned, may be NULL */
+    char *token;               /* owned, may be NULL */
+    grpc_completion_queue *cq; /* the thread's */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* closing, and grpc against its end */
+    bool closing;
 };
 
 /* What a batch is waited for by; its address is the tag. */
@@ -90,6 +98,86 @@ static grpc_channel *new_grpc_channel(const char *target)
     return c;
 }
 
+/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
+static void log_grpc(gpr_log_func_args *args)
+{
+    log_debug("grpc: %s", args->message);
+}
+
+/* Starts to wait for the next state; false: the channel is closing. */
+static bool watch_state(struct rpc_channel *c)
+{
+    (void)pthread_mutex_lock(&c->mutex);
+    bool open = !c->closing;
+    if (open)
+        grpc_channel_watch_connectivity_state(c->grpc,
+                                              grpc_channel_check_connectivity_state(c->grpc, 0),
+                                              gpr_inf_future(GPR_CLOCK_REALTIME), c->cq, c);
+    (void)pthread_mutex_unlock(&c->mutex);
+    return open;
+}
+
+static void *keep_reading(void *arg)
+{
+    struct rpc_channel *c = arg;
+    while (watch_state(c))
+        (void)grpc_completion_queue_next(c->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    return NULL;
+}
+
+/* The destroyed channel's last state ends the thread's wait. */
+static void destroy_channel(struct rpc_channel *c)
+{
+    (void)pthread_mutex_lock(&c->mutex);
+    c->closing = true;
+    grpc_channel_destroy(c->grpc);
+    (void)pthread_mutex_unlock(&c->mutex);
+}
+
+static void destroy_queue(struct rpc_channel *c)
+{
+    grpc_completion_queue_shutdown(c->cq);
+    while (grpc_completion_queue_next(c->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL).type !=
+           GRPC_QUEUE_SHUTDOWN)
+        ;
+    grpc_completion_queue_destroy(c->cq);
+    grpc_shutdown_blocking();
+}
+
+static void channel_free(struct rpc_channel *c)
+{
+    (void)pthread_mutex_destroy(&c->mutex);
+    mem_free(c->token);
+    mem_free(c);
+}
+
+static struct rpc_channel *channel_new(const char *token)
+{
+    struct rpc_channel *c = mem_zalloc(sizeof *c);
+    if (c == NULL)
+        return NULL;
+    rs_assert(pthread_mutex_init(&c->mutex, NULL) == 0);
+    if (token != NULL && (c->token = mem_strdup(token)) == NULL) {
+        channel_free(c);
+        return NULL;
+    }
+    return c;
+}
+
+static int connect_channel(struct rpc_channel *c, const char *uri, struct err *e)
+{
+    gpr_set_log_function(log_grpc);
+    grpc_init();
+    c->grpc = new_grpc_channel(uri);
+    c->cq = grpc_completion_queue_create_for_next(NULL);
+    int r = pthread_create(&c->thread, NULL, keep_reading, c);
+    if (r == 0)
+        return 0;
+    destroy_channel(c);
+    destroy_queue(c);
+    return err_set(e, err_from_errno(r), "channel's thread: %s", strerror(r));
+}
+
 /* gRPC reads the target as a URI: what a path may hold and a URI may not is escaped. */
 static int escape(const char *target, char *ret, size_t size)
 {
@@ -125,12 +213,6 @@ static int check_token(const char *token, struct err *e)
     return legal ? 0 : err_set(e, RS_EINVAL, "token holds bytes that no header may hold");
 }
 
-/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
-static void log_grpc(gpr_log_func_args *args)
-{
-    log_debug("grpc: %s", args->message);
-}
-
 int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret, struct err *e)
 {
     char uri[4 * RPC_UNIX_PATH_MAX + 16];
@@ -141,28 +223,25 @@ int rpc_channel_open(const char *target, const char *token, struct rpc_channel *
         return r;
     if (escape(target, uri, sizeof uri) != 0)
         return err_set(e, RS_EINVAL, "target '%s' is too long", target);
-    struct rpc_channel *c = mem_zalloc(sizeof *c);
-    if (c != NULL && token != NULL)
-        c->token = mem_strdup(token);
-    if (c == NULL || (token != NULL && c->token == NULL)) {
-        mem_free(c);
+    struct rpc_channel *c = channel_new(token);
+    if (c == NULL)
         return err_set(e, RS_ENOMEM, "no memory for a channel");
-    }
-    gpr_set_log_function(log_grpc);
-    grpc_init();
-    c->grpc = new_grpc_channel(uri);
-    *ret = c;
-    return 0;
+    r = connect_channel(c, uri, e);
+    if (r != 0)
+        channel_free(c);
+    else
+        *ret = c;
+    return r;
 }
 
 void rpc_channel_close(struct rpc_channel *c)
 {
     if (c == NULL)
         return;
-    grpc_channel_destroy(c->grpc);
-    grpc_shutdown_blocking();
-    mem_free(c->token);
-    mem_free(c);
+    destroy_channel(c);
+    (void)pthread_join(c->thread, NULL);
+    destroy_queue(c);
+    channel_free(c);
 }
 
 /* --- batches ---------------------------------------------------------------------------------- */

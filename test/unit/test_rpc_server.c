@@ -741,6 +741,61 @@ START_TEST(killed_clients_leave_no_call_and_no_harm)
 }
 END_TEST
 
+/* Holds a stream, and for five of the server's keepalive times does nothing that has to do with it. */
+static void idle_client(const char *path, int go)
+{
+    struct rpc_channel *c = NULL;
+    struct rpc_stream *s = NULL;
+    char target[160], byte;
+    void *got = NULL;
+    size_t n;
+    (void)!read(go, &byte, 1);
+    (void)snprintf(target, sizeof target, "unix:%s", path);
+    if (rpc_channel_open(target, NULL, &c, NULL) != 0 ||
+        rpc_stream_open(c, T "Chat", 0, &s, NULL) != 0 ||
+        rpc_stream_send(s, "x", 1, WAIT_MS, NULL) != 0)
+        _exit(1);
+    (void)poll(NULL, 0, 2500); /* the claim is about doing nothing for a while */
+    if (rpc_stream_receive(s, WAIT_MS, &got, &n, NULL) != 0 ||
+        rpc_stream_receive(s, 0, &got, &n, NULL) != RS_EDEADLINE)
+        _exit(2);
+    rpc_stream_close(s);
+    rpc_channel_close(c);
+    _exit(0);
+}
+
+START_TEST(an_idle_program_keeps_its_streams)
+{
+    struct twin t;
+    pid_t child;
+    int go[2], status = 0;
+    char path[96];
+    ck_assert_int_eq(pipe(go), 0);
+    (void)snprintf(path, sizeof path, "/tmp/rs-idle-%d", (int)getpid());
+    if ((child = fork()) ==
+        0) /* before gRPC starts here; in a process of its own, where only its threads read */
+        idle_client(path, go[0]);
+    memset(&t, 0, sizeof t);
+    seen_init(&t.service.seen);
+    (void)pthread_mutex_init(&t.mutex, NULL);
+    (void)pthread_cond_init(&t.changed, NULL);
+    ck_assert_int_eq(uv_loop_init(&t.loop), 0);
+    t.command.data = &t;
+    ck_assert_int_eq(uv_async_init(&t.loop, &t.command, run_command), 0);
+    struct rpc_server_options o = twin_options(&t);
+    o.unix_path = path;
+    o.keepalive_ms = 500;
+    o.keepalive_timeout_ms = 500;
+    ck_assert_int_eq(rpc_server_start(&t.loop, &o, methods, N_METHODS, &t.server, NULL), 0);
+    ck_assert_int_eq(pthread_create(&t.thread, NULL, run_loop, &t), 0);
+    ck_assert_int_eq(write(go[1], "g", 1), 1);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    twin_run(&t, stop_command, &t);
+    twin_await_stop(&t);
+}
+END_TEST
+
 /* --- descriptors ------------------------------------------------------------------------------ */
 
 /* Opens n connections, says so, waits, closes them, says so. */
@@ -941,6 +996,7 @@ END_TEST
     X(random_bytes_and_half_preambles_hurt_nobody)                                                 \
     X(an_eager_pinger_is_cut_off_and_an_agreed_one_is_not)                                         \
     X(a_silent_connection_is_closed)                                                               \
+    X(an_idle_program_keeps_its_streams)                                                           \
     X(thousands_of_cancelled_calls_leave_nothing)                                                  \
     X(killed_clients_leave_no_call_and_no_harm)                                                    \
     X(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)                              \
