@@ -537,9 +537,9 @@ void attempt_settled(struct step *s, struct refit_layout *l, uint32_t index, con
     if (instance->verdict != REFIT_NO_VERDICT)
         return;
     bool all = true, rejected = false;
-    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
-        const struct refit_worker *w = l->worker_of_rank[rank];
-        if (l->instance_of_rank[rank] != index || w == NULL)
+    for (uint32_t i = 0; i < instance->n_ranks; i++) {
+        const struct refit_worker *w = l->worker_of_rank[instance->ranks[i]];
+        if (w == NULL)
             continue;
         all &= w->verdict == REFIT_WORKER_ACCEPTED;
         rejected |= w->verdict == REFIT_WORKER_REJECTED;

@@ -105,7 +105,8 @@ struct refit_policy {
 };
 
 struct refit_instance {
-    uint32_t n_ranks; /* that the layout puts in it */
+    const uint32_t *ranks; /* in it, n_ranks of them, ascending; part of the layout's */
+    uint32_t n_ranks;
     /* The attempt in flight: */
     bool taking_part;
     bool excluded; /* from this version: it failed in an earlier attempt and the policy can do
@@ -121,6 +122,7 @@ struct refit_layout {
     uint8_t digest[16];
     uint32_t n_ranks;
     uint32_t *instance_of_rank;           /* UINT32_MAX: an unused rank id; sources: 0 */
+    uint32_t *ranks_by_instance;          /* what the instances' `ranks` point into */
     struct refit_worker **worker_of_rank; /* NULL: none was ever here */
     struct refit_instance *instances;
     uint32_t n_instances;

@@ -64,12 +64,12 @@ enum instance_fitness instance_fitness(const struct refit *r, const struct refit
                                        const struct refit_layout *l, uint32_t instance)
 {
     enum instance_fitness worst = INSTANCE_FIT;
-    if (l->instances[instance].excluded)
+    const struct refit_instance *of = &l->instances[instance];
+    if (of->excluded)
         return INSTANCE_MISSING;
-    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
+    for (uint32_t i = 0; i < of->n_ranks; i++) {
         bool later;
-        if (l->instance_of_rank[rank] != instance ||
-            rank_lacks(r, v, l->worker_of_rank[rank], &later) == NULL)
+        if (rank_lacks(r, v, l->worker_of_rank[of->ranks[i]], &later) == NULL)
             continue;
         if (!later)
             return INSTANCE_MISSING;
@@ -356,10 +356,8 @@ enum refit_worker_state refit_instance_state(const struct refit *r, const struct
 {
     enum refit_worker_state worst = REFIT_WORKER_CURRENT;
     uint64_t least = UINT64_MAX;
-    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
-        if (l->instance_of_rank[rank] != instance)
-            continue;
-        const struct refit_worker *w = l->worker_of_rank[rank];
+    for (uint32_t i = 0; i < l->instances[instance].n_ranks; i++) {
+        const struct refit_worker *w = l->worker_of_rank[l->instances[instance].ranks[i]];
         enum refit_worker_state state = w == NULL ? REFIT_WORKER_GONE : refit_worker_state(r, w);
         uint64_t applied = w == NULL || w->gone ? 0 : w->applied;
         worst = badness(state) > badness(worst) ? state : worst;

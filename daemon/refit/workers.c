@@ -45,9 +45,29 @@ void refit_layout_free(struct refit_layout *l)
         return;
     mem_free(l->name);
     mem_free(l->instance_of_rank);
+    mem_free(l->ranks_by_instance);
     mem_free(l->worker_of_rank);
     mem_free(l->instances);
     mem_free(l);
+}
+
+static void index_instances(struct refit_layout *l)
+{
+    uint32_t begin = 0;
+    for (uint32_t rank = 0; rank < l->n_ranks; rank++)
+        if (l->instance_of_rank[rank] != UINT32_MAX)
+            l->instances[l->instance_of_rank[rank]].n_ranks++;
+    for (uint32_t i = 0; i < l->n_instances; i++) {
+        l->instances[i].ranks = l->ranks_by_instance + begin;
+        begin += l->instances[i].n_ranks;
+        l->instances[i].n_ranks = 0; /* counted up again as they are filled in */
+    }
+    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
+        if (l->instance_of_rank[rank] == UINT32_MAX)
+            continue;
+        struct refit_instance *instance = &l->instances[l->instance_of_rank[rank]];
+        l->ranks_by_instance[(instance->ranks - l->ranks_by_instance) + instance->n_ranks++] = rank;
+    }
 }
 
 static struct refit_layout *layout_make(const struct refit_event *ev)
@@ -62,18 +82,17 @@ static struct refit_layout *layout_make(const struct refit_event *ev)
     l->n_instances = ev->layout.n_instances;
     l->name = mem_strdup(ev->layout.name);
     l->instance_of_rank = mem_calloc(n, sizeof *l->instance_of_rank);
+    l->ranks_by_instance = mem_calloc(n, sizeof *l->ranks_by_instance);
     l->worker_of_rank = mem_calloc(n, sizeof *l->worker_of_rank);
     l->instances = mem_calloc(l->n_instances, sizeof *l->instances);
-    if (l->name == NULL || l->instance_of_rank == NULL || l->worker_of_rank == NULL ||
-        l->instances == NULL) {
+    if (l->name == NULL || l->instance_of_rank == NULL || l->ranks_by_instance == NULL ||
+        l->worker_of_rank == NULL || l->instances == NULL) {
         refit_layout_free(l);
         return NULL;
     }
     memcpy(l->digest, ev->layout.digest, sizeof l->digest);
     memcpy(l->instance_of_rank, ev->layout.instance_of_rank, n * sizeof *l->instance_of_rank);
-    for (uint32_t rank = 0; rank < n; rank++)
-        if (l->instance_of_rank[rank] != UINT32_MAX)
-            l->instances[l->instance_of_rank[rank]].n_ranks++;
+    index_instances(l);
     return l;
 }
 
@@ -447,7 +466,7 @@ static void verdict_in_flight(struct step *s, struct refit_worker *w)
                               ? "no reason given"
                               : ev->verdict.reason;
         attempt_settled(s, w->layout, w->layout->instance_of_rank[w->rank],
-                       step_text(s, "rank %u: %.200s", w->rank, why));
+                        step_text(s, "rank %u: %.200s", w->rank, why));
     }
     agree(s);
 }
