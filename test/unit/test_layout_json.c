@@ -398,6 +398,101 @@ START_TEST(a_grid_of_a_quarter_million_regions_is_checked_within_two_seconds)
 }
 END_TEST
 
+/* n x n pinwheels of five boxes each: no plane separates the boxes of one. */
+static int try_pinwheels(uint32_t n, struct err *e)
+{
+    static const uint64_t wheel[5][4] = {
+        {0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
+    struct layout *l = layout_new();
+    l->name = mem_strdup("l");
+    l->n_ranks = 5;
+    l->n_tensors = 1;
+    l->tensors = mem_calloc(1, sizeof *l->tensors);
+    struct tensor *t = l->tensors;
+    *t = (struct tensor){.name = mem_strdup("w"), .dtype = DTYPE_INT8, .n_dims = 2, .mesh = -1};
+    t->shape[0] = t->shape[1] = (uint64_t)3 * n;
+    t->regions = mem_calloc((size_t)5 * n * n, sizeof *t->regions);
+    for (uint32_t i = 0; i < n * n; i++)
+        for (uint32_t k = 0; k < 5; k++)
+            t->regions[t->n_regions++] = (struct region){
+                k,
+                {2,
+                 {(uint64_t)3 * (i % n) + wheel[k][0], (uint64_t)3 * (i / n) + wheel[k][1]},
+                 {wheel[k][2], wheel[k][3]}}};
+    int r = layout_check(l, e);
+    struct box missing;
+    if (r == 0)
+        ck_assert_int_eq(layout_gap(t, &missing), 0);
+    layout_free(l);
+    return r;
+}
+
+/* Bars of two directions that cross nowhere but hang together in both: nothing to divide by. */
+static int try_tangle(uint32_t n, struct err *e)
+{
+    struct layout *l = layout_new();
+    l->name = mem_strdup("l");
+    l->n_ranks = 2;
+    l->n_tensors = 1;
+    l->tensors = mem_calloc(1, sizeof *l->tensors);
+    struct tensor *t = l->tensors;
+    *t = (struct tensor){.name = mem_strdup("w"), .dtype = DTYPE_INT8, .n_dims = 3, .mesh = -1};
+    t->shape[0] = t->shape[1] = t->shape[2] = (uint64_t)2 * n;
+    t->regions = mem_calloc((size_t)2 * n, sizeof *t->regions);
+    for (uint64_t i = 0; i < n; i++) {
+        t->regions[t->n_regions++] = (struct region){0, {3, {2 * i, 0, 0}, {1, 2 * n, 1}}};
+        t->regions[t->n_regions++] = (struct region){1, {3, {0, 2 * i, 1}, {2 * n, 1, 1}}};
+    }
+    int r = layout_check(l, e);
+    layout_free(l);
+    return r;
+}
+
+START_TEST(irregular_regions_are_checked_or_refused_in_bounded_time)
+{
+    struct err e = {0};
+    clock_t begin = clock();
+    ck_assert_msg(try_pinwheels(100, &e) == 0, "%s", e.text);
+    ck_assert_msg(try_tangle(50000, &e) == 0, "%s", e.text); /* dim 2 divides them */
+    ck_assert_double_lt((double)(clock() - begin) / CLOCKS_PER_SEC, 2 * limit_s);
+}
+END_TEST
+
+START_TEST(layouts_that_were_not_parsed_are_checked_all_the_same)
+{
+    struct layout *l = layouts_parse(LAYOUT(MESH4, W1("'Shard(0)'")));
+    struct tensor good = l->tensors[0], *t = &l->tensors[0];
+    struct err e = {0};
+    ck_assert_int_eq(layout_check(l, &e), 0); /* again */
+    t->mesh = 1;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    *t = good;
+    t->placements[0] = 1;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "tensor 'w': placement Shard(1) of mesh dim 'tp'"));
+    *t = good;
+    t->shard_order[0] = 1;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    *t = good;
+    t->dtype = (enum dtype)99;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    t->dtype = (enum dtype) - 1;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    *t = good;
+    t->n_dims = 9;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    *t = good;
+    t->name = NULL;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    *t = good;
+    l->meshes[0].n_ranks = 3;
+    ck_assert_int_eq(layout_check(l, &e), RS_EINVAL);
+    l->meshes[0].n_ranks = 4;
+    ck_assert_int_eq(layout_check(l, &e), 0);
+    layout_free(l);
+}
+END_TEST
+
 START_TEST(every_prefix_of_a_layout_is_refused)
 {
     size_t n = sizeof with_all_parts - 1;
@@ -423,5 +518,7 @@ END_TEST
     X(every_failed_allocation_is_reported_and_leaks_nothing)                                       \
     X(seventy_thousand_tensors_are_read_within_two_seconds)                                        \
     X(a_grid_of_a_quarter_million_regions_is_checked_within_two_seconds)                           \
+    X(irregular_regions_are_checked_or_refused_in_bounded_time)                                    \
+    X(layouts_that_were_not_parsed_are_checked_all_the_same)                                       \
     X(every_prefix_of_a_layout_is_refused)
 #include "test/lib/main.h"
