@@ -59,9 +59,9 @@ static struct cut cell_cut(const struct plan *p, const struct plan_shape *s, con
 {
     struct cut c = {.n = 1};
     uint64_t bytes = box_elements(b) * s->wire_bytes;
-    if (bytes <= p->run_bytes || b->n_dims == 0)
+    if (bytes <= p->piece_bytes || b->n_dims == 0)
         return c;
-    uint64_t n = (bytes - 1) / p->run_bytes + 1;
+    uint64_t n = (bytes - 1) / p->piece_bytes + 1;
     c.dim = cut_dim(b, n);
     uint64_t size = b->size[c.dim];
     if (n > size)
@@ -80,7 +80,7 @@ static struct cut cell_cut(const struct plan *p, const struct plan_shape *s, con
 
 uint32_t plan_cell_pieces(const struct plan *p, const struct plan_shape *s, uint32_t cell)
 {
-    if (plan_cell_bytes(p, s, cell) <= p->run_bytes)
+    if (plan_cell_bytes(p, s, cell) <= p->piece_bytes)
         return 1;
     struct box b;
     plan_cell_box(p, s, cell, &b);

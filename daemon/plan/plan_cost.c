@@ -13,15 +13,15 @@ enum { MOST_STEPS = 1 << 21 };
 
 struct simulation {
     const struct plan *p;
-    double byte_s[3];       /* by tier */
-    uint64_t together;      /* messages of a leg per step */
-    double *in, *out;       /* per port: free from then on */
-    double *done;           /* steps of legs that feed others */
-    uint32_t *done_first;   /* per leg; NONE32: feeds nobody */
-    uint32_t *leg;          /* per stream: the leg it is at */
-    uint64_t *at;           /* per stream: message of that leg */
-    uint32_t *heap;         /* streams by (round, stream) of their next step */
-    uint32_t *round;        /* per stream */
+    double byte_s[3];     /* by tier */
+    uint64_t together;    /* messages of a leg per step */
+    double *in, *out;     /* per port: free from then on */
+    double *done;         /* steps of legs that feed others */
+    uint32_t *done_first; /* per leg; NONE32: feeds nobody */
+    uint32_t *leg;        /* per stream: the leg it is at */
+    uint64_t *at;         /* per stream: message of that leg */
+    uint32_t *heap;       /* streams by (round, stream) of their next step */
+    uint32_t *round;      /* per stream */
     uint32_t n_heap;
     double end;
 };

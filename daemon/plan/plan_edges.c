@@ -27,17 +27,20 @@ static int add_edge(struct plan *p, struct plan_edge *edge)
     return 0;
 }
 
-static int need_edges(struct edger *g, uint32_t run, bool relayed)
+/* Those that take `hops` hops to arrive; false in *ret_more where none takes more. */
+static int need_edges(struct edger *g, uint32_t run, uint8_t hops, bool *ret_more)
 {
     int r = 0;
+    *ret_more = false;
     for (uint32_t i = g->n->first_of_run[run]; i < g->n->first_of_run[run + 1] && r == 0; i++) {
         const struct need *x = &g->n->v.at[i];
-        if ((x->via != NONE32) != relayed)
+        *ret_more = *ret_more || x->hops > hops;
+        if (x->hops != hops)
             continue;
         struct plan_edge edge = {.run = run,
                                  .from = x->from,
                                  .to = x->device,
-                                 .parent = relayed ? g->edge_of_need[x->via] : NONE32,
+                                 .parent = x->via != NONE32 ? g->edge_of_need[x->via] : NONE32,
                                  .taker = NONE32,
                                  .tier = TIER_NETWORK,
                                  .staging = x->staging};
@@ -169,9 +172,9 @@ static int run_edges(struct edger *g, uint32_t run)
             r = direct_edge(g, run, takers->first + i);
         return r;
     }
-    r = need_edges(g, run, false);
-    if (r == 0)
-        r = need_edges(g, run, true);
+    bool more = true;
+    for (uint8_t hops = 1; more && r == 0; hops++)
+        r = need_edges(g, run, hops, &more);
     return r == 0 ? domain_edges(g, run) : r;
 }
 

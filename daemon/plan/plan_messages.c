@@ -32,6 +32,11 @@ static uint32_t round_at(const struct plan *p, const struct plan_leg *l, uint64_
     return (uint32_t)((l->start + plan_time(p, tier, nominal)) / p->message_bytes);
 }
 
+uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l)
+{
+    return round_at(p, l, (leg_messages(p, l) - 1) * p->message_step);
+}
+
 /* Bytes that cuts inside the box are multiples of; `bytes` of the box for a small one. */
 uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes)
 {

@@ -153,7 +153,10 @@ struct plan {
     uint32_t *device_site;
     uint64_t *egress, *ingress; /* network, per device */
 
-    uint64_t run_bytes;     /* greatest run, unless one element is more */
+    uint64_t run_bytes; /* greatest run, unless one element is more */
+    uint64_t
+        piece_bytes; /* cells are split in pieces of at most this, unless one element is more */
+    bool chains;     /* relays pass runs on from domain to domain in a ring */
     uint64_t message_bytes; /* greatest message: chunk_bytes or less */
     uint64_t message_step;  /* nominal distance of two cuts in a leg */
     uint64_t cut_bytes;     /* rows up to this size are not cut */
@@ -239,6 +242,7 @@ struct need {
     uint32_t device;            /* ingest device */
     uint32_t from;              /* sender */
     uint32_t via;               /* the need that feeds the sender, NONE32 for a source holder */
+    uint8_t hops;               /* from a source holder: 1 */
     bool staging;
 };
 struct needs {
@@ -289,6 +293,7 @@ uint64_t leg_messages(const struct plan *p, const struct plan_leg *l);
 /* Message i of a leg: bytes [begin, end) of the leg, and its round. */
 void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, uint64_t *ret_begin,
                  uint64_t *ret_end, uint32_t *ret_round);
+uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l);
 /* The round in which byte `at` of the leg moves; `at` is where an item begins. */
 uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t at);
 /* Bytes that cuts inside the box are multiples of: its longest suffix of dims of at most cut_bytes.

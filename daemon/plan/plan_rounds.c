@@ -17,6 +17,16 @@
 
 #include "base/banned.h"
 
+/* A stream that can send something: what choosing needs, side by side. */
+enum { CANDIDATES = 32 };
+struct offer {
+    uint64_t ready; /* of the leg at its head */
+    uint32_t stream;
+    uint32_t out;   /* sending port */
+    uint32_t feeds; /* the leg is relayed further */
+    uint32_t reserved;
+};
+
 struct timetable {
     struct plan *p;
     /* Per edge: children by first child and next sibling. */
@@ -28,8 +38,11 @@ struct timetable {
     /* Per stream: the queue of available legs, and bytes not yet placed. */
     uint32_t *head, *tail;
     /* Per port (2 * device + network). */
-    uint64_t *out_free, *in_free, *out_left;
-    uint32_t *port_first, *port_streams; /* streams by receiving port */
+    uint64_t *out_free, *in_free, *out_left, *in_left;
+    uint32_t *port_first;  /* into offers, by receiving port: */
+    uint32_t *port_offers; /* streams that have a leg available, in front of the port's range */
+    struct offer *offers;
+    uint32_t *offer_at; /* per stream, NONE32: nothing available */
     /* Heap of receiving ports by the earliest start known. */
     uint32_t *heap, *heap_at;
     uint64_t *heap_key;
@@ -44,7 +57,27 @@ static uint32_t port_of(uint32_t device, uint8_t tier)
 /* --- streams and legs
  * ------------------------------------------------------------------------------- */
 
-/* Edges by (from, to, depth), in the order of runs. */
+/* Edges of runs with the most bytes first, and of those that are relayed further before the others: what fills up at
+ * the end is small and nobody waits for it. */
+static int order_edges(const struct plan *p, uint32_t *key, uint32_t *a, uint32_t *ret_order)
+{
+    uint32_t n = (uint32_t)p->edges.n;
+    uint64_t *bytes = mem_alloc((n + 1U) * sizeof *bytes);
+    if (bytes == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes[i] = p->runs.at[p->edges.at[i].run].bytes;
+        key[i] = 1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (p->edges.at[i].parent != NONE32)
+            key[p->edges.at[i].parent] = 0;
+    int r = sort_descending(bytes, n, a);
+    mem_free(bytes);
+    return r == 0 ? sort_count(key, a, n, 2, ret_order) : r;
+}
+
+/* Edges by (from, to, depth), each stream's in the order above. */
 static int sort_edges(struct plan *p)
 {
     uint32_t n = (uint32_t)p->edges.n, n_devices = p->topology->n_devices;
@@ -52,15 +85,22 @@ static int sort_edges(struct plan *p)
     uint32_t *a = mem_alloc((n + 1U) * sizeof *a);
     int r = key == NULL || a == NULL ? RS_ENOMEM : vec_reserve(&p->leg_edges, n + 1);
     uint32_t *b = p->leg_edges.at;
+    if (r == 0)
+        r = order_edges(p, key, a, b);
     for (uint32_t i = 0; r == 0 && i < n; i++)
         key[i] = p->edges.at[i].depth;
-    r = r == 0 ? sort_count(key, NULL, n, 256, b) : r;
+    if (r == 0)
+        r = sort_count(key, b, n, 256, a);
     for (uint32_t i = 0; r == 0 && i < n; i++)
         key[i] = p->edges.at[i].to;
-    r = r == 0 ? sort_count(key, b, n, n_devices, a) : r;
+    if (r == 0)
+        r = sort_count(key, a, n, n_devices, b);
     for (uint32_t i = 0; r == 0 && i < n; i++)
         key[i] = p->edges.at[i].from;
-    r = r == 0 ? sort_count(key, a, n, n_devices, b) : r;
+    if (r == 0)
+        r = sort_count(key, b, n, n_devices, a);
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        p->leg_edges.at[i] = a[i];
     p->leg_edges.n = n;
     mem_free(key);
     mem_free(a);
@@ -122,7 +162,9 @@ static int build_legs(struct plan *p)
 
 static bool heap_less(const struct timetable *t, uint32_t a, uint32_t b)
 {
-    return t->heap_key[a] != t->heap_key[b] ? t->heap_key[a] < t->heap_key[b] : a < b;
+    if (t->heap_key[a] != t->heap_key[b])
+        return t->heap_key[a] < t->heap_key[b];
+    return t->in_left[a] != t->in_left[b] ? t->in_left[a] > t->in_left[b] : a < b;
 }
 
 static void heap_put(struct timetable *t, uint32_t at, uint32_t port)
@@ -190,16 +232,44 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static bool feeds(const struct timetable *t, uint32_t leg)
+{
+    return t->child[t->p->leg_edges.at[t->p->legs.at[leg].first_edge]] != NONE32;
+}
+
+/* The stream has a (new) leg at its head. */
+static void offer_put(struct timetable *t, uint32_t stream)
+{
+    const struct plan_stream *s = &t->p->streams.at[stream];
+    uint32_t in = port_of(s->to, s->tier), leg = t->head[stream];
+    if (t->offer_at[stream] == NONE32)
+        t->offer_at[stream] = t->port_first[in] + t->port_offers[in]++;
+    t->offers[t->offer_at[stream]] = (struct offer){.ready = t->ready[leg],
+                                                    .stream = stream,
+                                                    .out = port_of(s->from, s->tier),
+                                                    .feeds = feeds(t, leg)};
+}
+
+static void offer_drop(struct timetable *t, uint32_t stream, uint32_t in)
+{
+    uint32_t at = t->offer_at[stream], last = t->port_first[in] + --t->port_offers[in];
+    t->offers[at] = t->offers[last];
+    t->offer_at[t->offers[at].stream] = at;
+    t->offer_at[stream] = NONE32;
+}
+
 /* The leg joins its stream's queue: all that it depends on is placed. */
 static void make_available(struct timetable *t, uint32_t leg)
 {
     uint32_t stream = t->p->legs.at[leg].stream;
     const struct plan_stream *s = &t->p->streams.at[stream];
     t->queued[leg] = NONE32;
-    if (t->head[stream] == NONE32)
+    if (t->head[stream] == NONE32) {
         t->head[stream] = leg;
-    else
+        offer_put(t, stream);
+    } else {
         t->queued[t->tail[stream]] = leg;
+    }
     t->tail[stream] = leg;
     uint32_t in = port_of(s->to, s->tier);
     heap_offer(t, in, later(t->in_free[in], t->ready[leg]));
@@ -253,43 +323,41 @@ static void place(struct timetable *t, uint32_t stream, uint64_t start)
     t->in_free[in] = start + took;
     t->out_free[out] = start + took;
     t->out_left[out] -= took;
+    t->in_left[in] -= took;
+    if (t->head[stream] == NONE32)
+        offer_drop(t, stream, in);
+    else
+        offer_put(t, stream);
     for (uint32_t i = 0; i < l->n_edges; i++)
         place_children(t, p->leg_edges.at[l->first_edge + i]);
 }
 
-static bool feeds(const struct timetable *t, uint32_t leg)
+/* Of two legs that can start at once: what is relayed further, then the sender with most left. */
+static bool better(const struct timetable *t, const struct offer *a, const struct offer *b)
 {
-    return t->child[t->p->leg_edges.at[t->p->legs.at[leg].first_edge]] != NONE32;
+    if (a->feeds != b->feeds)
+        return a->feeds > b->feeds;
+    return t->out_left[a->out] > t->out_left[b->out];
 }
 
-/* The stream to receive from next on the port and its earliest start; NONE32 where nothing is
- * available. */
+/* The stream to receive from next on the port and its earliest start; NONE32 where nothing is available. Looks
+ * no further once it has seen a few that can start at once. */
 static uint32_t choose(const struct timetable *t, uint32_t port, uint64_t *ret_start)
 {
-    const struct plan *p = t->p;
-    uint32_t best = NONE32;
-    uint64_t best_start = 0;
-    for (uint32_t i = t->port_first[port]; i < t->port_first[port + 1]; i++) {
-        uint32_t stream = t->port_streams[i], leg = t->head[stream];
-        if (leg == NONE32)
+    const struct offer *best = NULL;
+    uint64_t best_start = UINT64_MAX;
+    uint32_t at_once = 0;
+    for (uint32_t i = 0; i < t->port_offers[port] && at_once < CANDIDATES; i++) {
+        const struct offer *o = &t->offers[t->port_first[port] + i];
+        uint64_t start = later(later(t->in_free[port], t->out_free[o->out]), o->ready);
+        at_once += start == t->in_free[port];
+        if (start > best_start || (start == best_start && !better(t, o, best)))
             continue;
-        const struct plan_stream *s = &p->streams.at[stream];
-        uint32_t out = port_of(s->from, s->tier);
-        uint64_t start = later(later(t->in_free[port], t->out_free[out]), t->ready[leg]);
-        if (best != NONE32) {
-            if (start > best_start)
-                continue;
-            uint32_t best_out = port_of(p->streams.at[best].from, p->streams.at[best].tier);
-            bool this_feeds = feeds(t, leg), best_feeds = feeds(t, t->head[best]);
-            if (start == best_start &&
-                (this_feeds != best_feeds ? best_feeds : t->out_left[out] <= t->out_left[best_out]))
-                continue;
-        }
-        best = stream;
+        best = o;
         best_start = start;
     }
     *ret_start = best_start;
-    return best;
+    return best == NULL ? NONE32 : best->stream;
 }
 
 static uint32_t place_all(struct timetable *t)
@@ -336,18 +404,23 @@ static int timetable_init(struct timetable *t, struct plan *p)
     t->out_free = mem_calloc(n_ports, sizeof *t->out_free);
     t->in_free = mem_calloc(n_ports, sizeof *t->in_free);
     t->out_left = mem_calloc(n_ports, sizeof *t->out_left);
+    t->in_left = mem_calloc(n_ports, sizeof *t->in_left);
     t->port_first = mem_calloc(n_ports + 1, sizeof *t->port_first);
-    t->port_streams = mem_calloc(n_streams, sizeof *t->port_streams);
+    t->port_offers = mem_calloc(n_ports, sizeof *t->port_offers);
+    t->offers = mem_calloc(n_streams, sizeof *t->offers);
+    t->offer_at = mem_alloc(n_streams * sizeof *t->offer_at);
     t->heap = mem_calloc(n_ports, sizeof *t->heap);
     t->heap_at = mem_alloc(n_ports * sizeof *t->heap_at);
     t->heap_key = mem_calloc(n_ports, sizeof *t->heap_key);
     if (t->child == NULL || t->sibling == NULL || t->waits == NULL || t->ready == NULL ||
         t->queued == NULL || t->head == NULL || t->tail == NULL || t->out_free == NULL ||
-        t->in_free == NULL || t->out_left == NULL || t->port_first == NULL ||
-        t->port_streams == NULL || t->heap == NULL || t->heap_at == NULL || t->heap_key == NULL)
+        t->in_free == NULL || t->out_left == NULL || t->in_left == NULL || t->port_first == NULL ||
+        t->port_offers == NULL || t->offers == NULL || t->offer_at == NULL || t->heap == NULL ||
+        t->heap_at == NULL || t->heap_key == NULL)
         return RS_ENOMEM;
     memset(t->child, 0xFF, n_edges * sizeof *t->child);
     memset(t->head, 0xFF, n_streams * sizeof *t->head);
+    memset(t->offer_at, 0xFF, n_streams * sizeof *t->offer_at);
     memset(t->heap_at, 0xFF, n_ports * sizeof *t->heap_at);
     return 0;
 }
@@ -365,7 +438,10 @@ static void timetable_close(struct timetable *t)
     mem_free(t->in_free);
     mem_free(t->out_left);
     mem_free(t->port_first);
-    mem_free(t->port_streams);
+    mem_free(t->port_offers);
+    mem_free(t->offers);
+    mem_free(t->offer_at);
+    mem_free(t->in_left);
     mem_free(t->heap);
     mem_free(t->heap_at);
     mem_free(t->heap_key);
@@ -384,22 +460,13 @@ static void link_edges(struct timetable *t)
     }
 }
 
-static int link_ports(struct timetable *t)
+static void link_ports(struct timetable *t)
 {
     struct plan *p = t->p;
-    uint32_t n = (uint32_t)p->streams.n, n_ports = 2 * p->topology->n_devices;
-    uint32_t *key = mem_alloc((n + 1U) * sizeof *key);
-    if (key == NULL)
-        return RS_ENOMEM;
-    for (uint32_t i = 0; i < n; i++) {
-        key[i] = port_of(p->streams.at[i].to, p->streams.at[i].tier);
-        t->port_first[key[i] + 1]++;
-    }
-    for (uint32_t i = 0; i < n_ports; i++)
+    for (uint32_t i = 0; i < p->streams.n; i++)
+        t->port_first[port_of(p->streams.at[i].to, p->streams.at[i].tier) + 1]++;
+    for (uint32_t i = 0; i < 2 * p->topology->n_devices; i++)
         t->port_first[i + 1] += t->port_first[i];
-    int r = sort_count(key, NULL, n, n_ports, t->port_streams);
-    mem_free(key);
-    return r;
 }
 
 static void offer_first(struct timetable *t)
@@ -409,9 +476,11 @@ static void offer_first(struct timetable *t)
         const struct plan_leg *l = &p->legs.at[i];
         const struct plan_stream *s = &p->streams.at[l->stream];
         t->out_left[port_of(s->from, s->tier)] += plan_time(p, s->tier, l->bytes);
+        t->in_left[port_of(s->to, s->tier)] += plan_time(p, s->tier, l->bytes);
+    }
+    for (uint32_t i = 0; i < p->legs.n; i++)
         if (t->waits[i] == 0)
             make_available(t, i);
-    }
 }
 
 int plan_rounds(struct plan *p, struct err *e)
@@ -422,7 +491,7 @@ int plan_rounds(struct plan *p, struct err *e)
         r = timetable_init(&t, p);
     if (r == 0) {
         link_edges(&t);
-        r = link_ports(&t);
+        link_ports(&t);
     }
     if (r == 0) {
         offer_first(&t);

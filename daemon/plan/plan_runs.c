@@ -11,9 +11,13 @@
 
 #include "base/banned.h"
 
-/* Runs per device at the bound: finer is better balanced, and its plan is larger. A domain's last
- * runs are still to be relayed when they come in, so with relays runs are finer still. */
-enum { RUNS_PER_DEVICE = 128, RUNS_PER_FANOUT = 16 };
+/* Runs per device at the bound, at least and at most. Finer is better balanced and wastes less time at the end, and
+ * its plan is larger; so it is as fine as a number of edges allows. */
+enum { LEAST_RUNS = 32, MOST_RUNS = 512, EDGES = 1 << 15 };
+
+/* The last part of each group's bytes is cut finer, because what is sent last decides how even the end is: like
+ * guided self-scheduling, large runs first, small ones to fill up. */
+enum { TAIL_PART = 8, TAIL_FINER = 8 };
 
 static void group_bytes(struct plan *p)
 {
@@ -191,39 +195,41 @@ static int source_bound(struct plan *p, const struct bound *b, uint64_t *ret)
     return r;
 }
 
-static uint64_t source_devices(const struct plan *p, const struct bound *b)
+static void run_size(struct plan *p, const struct bound *b, uint64_t bound)
+{
+    uint64_t least = p->options.least_piece_bytes > 0 ? p->options.least_piece_bytes : 1;
+    uint64_t q = b->needed / EDGES;
+    if (q < bound / MOST_RUNS)
+        q = bound / MOST_RUNS;
+    if (q > bound / LEAST_RUNS)
+        q = bound / LEAST_RUNS;
+    p->run_bytes = q < least ? least : q;
+    p->piece_bytes = p->run_bytes / 4 < least ? least : p->run_bytes / 4;
+}
+
+static uint64_t source_devices(const struct plan *p, const struct bound *b, uint8_t *seen)
 {
     uint64_t n = 0;
-    uint8_t *seen = mem_calloc(p->topology->n_devices + 1U, 1);
-    if (seen == NULL)
-        return 0;
     for (uint32_t i = 0; i < p->sets.n; i++)
         for (uint32_t k = 0; b->set_bytes[i] > 0 && k < p->sets.at[i].n; k++) {
             uint8_t *s = &seen[p->ends.at[p->sets.at[i].first + k].device];
             n += *s == 0;
             *s = 1;
         }
-    mem_free(seen);
     return n;
 }
 
-/* Run size: a share of the bound (PLANNING.md), the finer the more hops follow the first. */
-static int run_size(struct plan *p, const struct bound *b, uint64_t bound)
+/* Relays form chains where sources could at most send this part of what the domains need. */
+enum { CHAIN_FROM = 2 };
+
+static int choose_chains(struct plan *p, const struct bound *b, uint64_t bound)
 {
-    uint64_t n_source = source_devices(p, b);
-    if (b->unique > 0 && n_source == 0)
+    uint8_t *seen = mem_calloc(p->topology->n_devices + 1U, 1);
+    if (seen == NULL)
         return RS_ENOMEM;
-    uint64_t copies = b->unique == 0 ? 1 : (b->needed - 1) / b->unique + 1;
-    uint64_t fed = b->unique == 0 ? 1 : bound / ((b->unique - 1) / (n_source + 1) + 1);
-    fed = fed < 1 ? 1 : fed;
-    uint64_t fanout = (copies - 1) / fed + 1;
-    uint64_t parts = RUNS_PER_FANOUT * fanout;
-    parts = parts < RUNS_PER_DEVICE ? RUNS_PER_DEVICE : parts;
-    uint64_t q = bound / parts;
-    uint64_t least = p->options.least_piece_bytes;
-    p->run_bytes = q < least ? least : q;
-    if (p->run_bytes == 0)
-        p->run_bytes = 1;
+    uint64_t n = source_devices(p, b, seen);
+    p->chains = n > 0 && bound > 0 && b->needed / n / bound >= CHAIN_FROM;
+    mem_free(seen);
     return 0;
 }
 
@@ -231,8 +237,8 @@ static int run_size(struct plan *p, const struct bound *b, uint64_t bound)
  * element never makes a message longer than that. */
 static void message_size(struct plan *p)
 {
-    uint64_t chunk = p->options.chunk_bytes;
-    p->message_bytes = chunk < p->run_bytes ? chunk : p->run_bytes;
+    uint64_t chunk = p->options.chunk_bytes, tail = p->run_bytes / TAIL_FINER;
+    p->message_bytes = chunk < tail ? chunk : tail;
     if (p->message_bytes < 64 * 1024)
         p->message_bytes = chunk < 64 * 1024 ? chunk : 64 * 1024;
     p->cut_bytes = p->message_bytes / 16 < 8 ? 8 : p->message_bytes / 16;
@@ -260,7 +266,9 @@ static int find_bound(struct plan *p)
         bound = share > bound ? share : bound;
     }
     if (r == 0)
-        r = run_size(p, &b, bound);
+        r = choose_chains(p, &b, bound);
+    if (r == 0)
+        run_size(p, &b, bound);
     p->totals.lower_bound = bound;
     message_size(p);
     mem_free(b.missing);
@@ -281,7 +289,7 @@ static int number_pieces(struct plan *p, struct plan_shape *s)
     if (c->strategy == PLAN_GATHER_BROADCAST) /* sent as tensors, not as runs */
         return 0;
     for (uint32_t cell = 0; cell < c->n_cells && !split; cell++)
-        split = plan_cell_bytes(p, s, cell) > p->run_bytes && plan_cell_pieces(p, s, cell) > 1;
+        split = plan_cell_bytes(p, s, cell) > p->piece_bytes && plan_cell_pieces(p, s, cell) > 1;
     if (!split)
         return 0;
     if (vec_reserve(&p->pieces, p->pieces.n + c->n_cells + 1) != 0)
@@ -314,39 +322,50 @@ static int add_run(struct plan *p, const struct plan_run *r)
     return 0;
 }
 
-static int flush(struct plan *p, struct plan_run *open)
+/* The runs of one group under construction. */
+struct cutter {
+    struct plan *p;
+    struct plan_run open;
+    uint64_t left; /* bytes of the group that are in no closed run */
+    uint64_t tail; /* from here on finer */
+};
+
+static int flush(struct cutter *c)
 {
-    int r = open->count > 0 ? add_run(p, open) : 0;
-    open->count = 0;
-    open->bytes = 0;
+    int r = c->open.count > 0 ? add_run(c->p, &c->open) : 0;
+    c->left -= c->open.bytes;
+    c->open.count = 0;
+    c->open.bytes = 0;
     return r;
 }
 
-static int split_members(struct plan *p, uint32_t group, const struct plan_shape *s, uint32_t cell,
+static int split_members(struct cutter *c, const struct plan_shape *s, uint32_t cell,
                          uint32_t n_pieces)
 {
-    int r = 0;
+    int r = flush(c);
     for (uint32_t m = 0; m < s->n_members && r == 0; m++)
         for (uint32_t k = 0; k < n_pieces && r == 0; k++) {
-            struct plan_run run = {.group = group,
+            struct plan_run run = {.group = c->open.group,
                                    .member = s->first_member + m,
                                    .count = 1,
                                    .piece = k,
-                                   .bytes = plan_piece_bytes(p, s, cell, k)};
-            r = add_run(p, &run);
+                                   .bytes = plan_piece_bytes(c->p, s, cell, k)};
+            c->left -= run.bytes;
+            r = add_run(c->p, &run);
         }
     return r;
 }
 
 /* As many whole members as fit to the open run; a member that fits to none opens the next one. */
-static int whole_members(struct plan *p, struct plan_run *open, const struct plan_shape *s,
-                         uint64_t bytes)
+static int whole_members(struct cutter *c, const struct plan_shape *s, uint64_t bytes)
 {
+    struct plan_run *open = &c->open;
     for (uint32_t m = 0; m < s->n_members;) {
-        uint64_t room = p->run_bytes > open->bytes ? p->run_bytes - open->bytes : 0;
+        uint64_t size = c->left > c->tail ? c->p->run_bytes : c->p->run_bytes / TAIL_FINER;
+        uint64_t room = size > open->bytes ? size - open->bytes : 0;
         uint64_t fit = room / bytes;
         if (fit == 0 && open->count > 0) {
-            int r = flush(p, open);
+            int r = flush(c);
             if (r != 0)
                 return r;
             continue;
@@ -367,7 +386,10 @@ static int group_runs(struct plan *p, uint32_t group)
 {
     struct plan_group *g = &p->groups.at[group];
     const struct plan_class *c = &p->classes.at[g->class];
-    struct plan_run open = {.group = group, .piece = NONE32};
+    struct cutter cut = {.p = p,
+                         .open = {.group = group, .piece = NONE32},
+                         .left = g->bytes,
+                         .tail = g->bytes / TAIL_PART};
     int r = 0;
     g->first_run = (uint32_t)p->runs.n;
     if (c->strategy == PLAN_GATHER_BROADCAST)
@@ -375,16 +397,11 @@ static int group_runs(struct plan *p, uint32_t group)
     for (uint32_t k = 0; k < c->n_shapes && r == 0; k++) {
         const struct plan_shape *s = &p->shapes.at[p->class_shapes.at[c->first_shape + k]];
         uint32_t n_pieces = pieces_of(p, s, g->cell);
-        if (n_pieces == 1) {
-            r = whole_members(p, &open, s, plan_cell_bytes(p, s, g->cell));
-            continue;
-        }
-        r = flush(p, &open);
-        if (r == 0)
-            r = split_members(p, group, s, g->cell, n_pieces);
+        r = n_pieces == 1 ? whole_members(&cut, s, plan_cell_bytes(p, s, g->cell))
+                          : split_members(&cut, s, g->cell, n_pieces);
     }
     if (r == 0)
-        r = flush(p, &open);
+        r = flush(&cut);
     g->n_runs = (uint32_t)p->runs.n - g->first_run;
     return r;
 }

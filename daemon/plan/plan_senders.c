@@ -1,15 +1,19 @@
-/* Senders: for each run and each domain that needs it, a source holder or the ingest device of a
- * domain already fed (relay).
+/* Senders: for each run and each domain that needs it, a source holder or the ingest device of a domain
+ * already fed (relay).
  *
- * Each run must leave its holders once: those sends are given out for all runs first, to the least
- * loaded holder each, so that optional work never takes the place of mandatory work. The domain
- * that is fed first is the one whose ingest device has had the least relaying put in its way. Then
- * every further domain goes to the least loaded of the holders and of the ingest devices fed by a
- * holder; so no byte makes more than two network hops, and the source's spare capacity is used
- * before anybody queues. */
+ * Each run must leave its holders once: those sends are given out for all runs first, to the least loaded
+ * holder each, so that optional work never takes the place of mandatory work. The domain that is fed first is the
+ * one whose ingest device has had the least relaying put in its way. Every further domain goes to the least loaded
+ * of the holders and the relays. Where sources can do a good part of all sends, any domain that a holder feeds
+ * may relay, and two hops are enough (a star). Where they can't, a relay would have to send each run many times,
+ * and all of them to everybody; then each domain passes on to the next one (chains): every device has few peers,
+ * links are never fought over, and what the many hops cost is two messages each. */
 #include "plan/plan_private.h"
 
 #include "base/banned.h"
+
+/* Hops that a chain may have: each costs about two messages' time. */
+enum { MOST_HOPS = 128 };
 
 static uint32_t least_loaded(const struct plan *p, const struct set *s, const uint64_t *load)
 {
@@ -60,25 +64,57 @@ static void mandatory(struct plan *p, struct needs *n, uint64_t *relaying)
     }
 }
 
+/* The least loaded of the run's holders and of the ingest devices that a holder feeds. */
+static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_t run,
+                            uint32_t *ret_via)
+{
+    uint32_t best = least_loaded(p, holders(p, run), p->egress);
+    *ret_via = NONE32;
+    for (uint32_t k = n->first_of_run[run]; k < n->first_of_run[run + 1]; k++) {
+        const struct need *y = &n->v.at[k];
+        if (y->from == NONE32 || y->via != NONE32 || y->staging)
+            continue;
+        if (p->egress[y->device] < p->egress[best]) {
+            best = y->device;
+            *ret_via = k;
+        }
+    }
+    return best;
+}
+
+/* Of a holder and the last domain of the chain, the less loaded. */
+static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32_t run,
+                             uint32_t last, uint32_t *ret_via)
+{
+    uint32_t best = least_loaded(p, holders(p, run), p->egress);
+    *ret_via = NONE32;
+    if (last != NONE32 && p->egress[n->v.at[last].device] < p->egress[best]) {
+        best = n->v.at[last].device;
+        *ret_via = last;
+    }
+    return best;
+}
+
+/* All but the mandatory send of a run: in the order of domains, round from the one that is fed first. */
 static void optional(struct plan *p, struct needs *n, uint32_t run)
 {
-    uint32_t begin = n->first_of_run[run], end = n->first_of_run[run + 1];
-    for (uint32_t i = begin; i < end; i++) {
-        struct need *x = &n->v.at[i];
-        if (x->from != NONE32)
-            continue;
-        uint32_t best = least_loaded(p, holders(p, run), p->egress), via = NONE32;
-        for (uint32_t k = begin; p->options.relay && k < end; k++) {
-            const struct need *y = &n->v.at[k];
-            if (y->from == NONE32 || y->via != NONE32 || y->staging)
-                continue;
-            if (p->egress[y->device] < p->egress[best]) {
-                best = y->device;
-                via = k;
-            }
-        }
-        send_from_source(p, x, best);
+    uint32_t begin = n->first_of_run[run], k = n->first_of_run[run + 1] - begin, fed = 0;
+    while (fed < k && n->v.at[begin + fed].from == NONE32)
+        fed++;
+    uint32_t last = NONE32;
+    for (uint32_t i = 0; i < k; i++) {
+        uint32_t index = begin + (fed + i) % k, via = NONE32;
+        struct need *x = &n->v.at[index];
+        if (i > 0 && !p->options.relay)
+            send_from_source(p, x, least_loaded(p, holders(p, run), p->egress));
+        else if (i > 0 && p->chains)
+            send_from_source(p, x, chain_sender(p, n, run, last, &via));
+        else if (i > 0)
+            send_from_source(p, x, star_sender(p, n, run, &via));
         x->via = via;
+        x->hops = (uint8_t)(via == NONE32 ? 1 : n->v.at[via].hops + 1);
+        if (!x->staging)
+            last = x->hops < MOST_HOPS ? index : NONE32;
     }
 }
 

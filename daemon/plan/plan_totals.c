@@ -74,9 +74,7 @@ static void count_runs(struct plan *p)
     for (uint32_t i = 0; i < p->groups.n; i++)
         p->totals.destination_bytes += p->groups.at[i].bytes * p->sets.at[p->groups.at[i].takers].n;
     for (uint32_t i = 0; i < p->legs.n; i++) {
-        uint64_t begin, end;
-        uint32_t round;
-        leg_message(p, &p->legs.at[i], leg_messages(p, &p->legs.at[i]) - 1, &begin, &end, &round);
+        uint32_t round = leg_last_round(p, &p->legs.at[i]);
         if (round + 1 > p->totals.n_rounds)
             p->totals.n_rounds = round + 1;
     }
