@@ -868,13 +868,15 @@ START_TEST(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)
     size_t n;
     int r = RS_EUNAVAIL;
     (void)snprintf(target, sizeof target, "unix:%s", path);
-    ck_assert_int_eq(rpc_channel_open(target, NULL, &t.channel, NULL), 0);
-    while (r == RS_EUNAVAIL && now_ms() - closed < 5000)
-        r = rpc_call_unary(t.channel, T "Echo", "x", 1, WAIT_MS, &reply, &n, NULL);
+    while (r == RS_EUNAVAIL && now_ms() - closed < 5000) { /* a new channel has no back-off */
+        struct rpc_channel *c = NULL;
+        ck_assert_int_eq(rpc_channel_open(target, NULL, &c, NULL), 0);
+        r = rpc_call_unary(c, T "Echo", "x", 1, WAIT_MS, &reply, &n, NULL);
+        rpc_channel_close(c);
+    }
     ck_assert_int_eq(r, 0);
     ck_assert_uint_lt(now_ms() - closed, 2000);
     mem_free(reply);
-    rpc_channel_close(t.channel);
     twin_run(&t, stop_command, &t);
     twin_await_stop(&t);
     (void)waitpid(child, NULL, 0);
