@@ -20,11 +20,11 @@ $(BUILD)/reshardctl: $(CTL_OBJ) $(BUILD)/lib/libclient.a $(CTL_LIBS) $(CLIENT_LI
 
 # As a user's program is built: the header and the shared library, nothing else.
 $(BUILD)/demo_worker: $(BUILD)/obj/client/demo_worker.o $(BUILD)/libreshard.so
-	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN' -ljansson -lm
+	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN'
 
 demo:
 	scripts/deps
-	$(MAKE) BUILD=$(BUILD) $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker
+	$(MAKE) -j$$(nproc) BUILD=$(BUILD) $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker
 	scripts/demo --build $(BUILD) $(MODEL)
 
 all: $(BUILD)/libreshard.so $(BUILD)/reshardctl $(BUILD)/demo_worker

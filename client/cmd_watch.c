@@ -3,10 +3,12 @@
 
 #include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <jansson.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "client/api.h"
 #include "client/cmd_online.h"
@@ -20,7 +22,13 @@ static const char *const usage =
     "left. Exit 0 where it was committed, 1 where not.\n"
     "  --follow  goes on with the versions after it, until interrupted\n";
 
-enum { BAR_WIDTH = 30, STREAM_MS = 86400000, POLL_MS = 200, LINE_EVERY_MS = 1000 };
+enum {
+    BAR_WIDTH = 30,
+    WIDTH_DEFAULT = 79,
+    STREAM_MS = 86400000,
+    POLL_MS = 200,
+    LINE_EVERY_MS = 1000
+};
 
 struct screen {
     bool terminal, json;
@@ -38,56 +46,75 @@ static void line_end(struct screen *s)
     s->line_open = false;
 }
 
-static void print_numbers(const struct screen *s, const json_t *state)
+static void put_numbers(const struct screen *s, const json_t *state, struct buf *line)
 {
     const json_t *b = json_object_get(state, "bytes");
     if (jnum(b, "total") == 0)
         return;
     double eta = progress_eta_s(&s->progress), rate = progress_rate(&s->progress);
-    (void)printf("  %5.1f %%  %s of %s", 100 * progress_share(&s->progress),
-                 ctl_bytes(jnum(b, "landed")), ctl_bytes(jnum(b, "total")));
+    buf_printf(line, "  %5.1f %%  %s of %s", 100 * progress_share(&s->progress),
+               ctl_bytes(jnum(b, "landed")), ctl_bytes(jnum(b, "total")));
     if (rate > 0)
-        (void)printf("  %s/s", ctl_bytes((uint64_t)rate));
+        buf_printf(line, "  %s/s", ctl_bytes((uint64_t)rate));
     if (eta > 0)
-        (void)printf("  %s left", ctl_ns((uint64_t)(eta * 1e9)));
+        buf_printf(line, "  %s left", ctl_ns((uint64_t)(eta * 1e9)));
 }
 
-static void print_words(const json_t *state)
+/* Who is waited for is news in every phase but the one in which all are at work. */
+static void put_words(const json_t *state, struct buf *line)
 {
     const json_t *waiting = json_object_get(state, "waiting_for");
-    size_t n = json_array_size(waiting);
+    size_t n = strcmp(jstr(state, "phase"), "transferring") == 0 ? 0 : json_array_size(waiting);
     if (n > 0)
-        (void)printf("  waiting for %s", json_string_value(json_array_get(waiting, 0)));
+        buf_printf(line, "  waiting for %s", json_string_value(json_array_get(waiting, 0)));
     if (n > 1)
-        (void)printf(" and %zu more", n - 1);
+        buf_printf(line, " and %zu more", n - 1);
     if (jstr(state, "reason")[0] != '\0')
-        (void)printf("  %s", jstr(state, "reason"));
+        buf_printf(line, "  %s", jstr(state, "reason"));
 }
 
-static void show_terminal(struct screen *s, const json_t *state)
+static void put_line(const struct screen *s, const json_t *state, struct buf *line)
 {
     char bar[BAR_WIDTH + 3];
-    (void)printf("\r\033[K");
-    (void)printf("version %llu attempt %llu  %-12s %s", (unsigned long long)jnum(state, "version"),
-                 (unsigned long long)jnum(state, "attempt"), jstr(state, "phase"),
-                 progress_bar(progress_share(&s->progress), BAR_WIDTH, bar));
-    print_numbers(s, state);
-    print_words(state);
+    buf_printf(line, "version %llu attempt %llu  %-12s", (unsigned long long)jnum(state, "version"),
+               (unsigned long long)jnum(state, "attempt"), jstr(state, "phase"));
+    if (s->terminal)
+        buf_printf(line, " %s", progress_bar(progress_share(&s->progress), BAR_WIDTH, bar));
+    put_numbers(s, state, line);
+    put_words(state, line);
+}
+
+/* One line that writes over itself, so it must not be wider than the terminal. */
+static void show_terminal(struct screen *s, const struct buf *line)
+{
+    struct winsize size;
+    int width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1
+                                                                                : WIDTH_DEFAULT;
+    (void)printf("\r\033[K%.*s", (int)line->n_bytes < width ? (int)line->n_bytes : width,
+                 (const char *)line->data);
     s->line_open = true;
 }
 
 /* A line at each change of phase, and one a second while bytes move. */
-static void show_plain(struct screen *s, const json_t *state, bool changed)
+static void show_plain(struct screen *s, const struct buf *line, bool changed)
 {
     uint64_t now = clock_mono_ns();
     if (!changed && now - s->last_line_ns < (uint64_t)LINE_EVERY_MS * 1000000)
         return;
     s->last_line_ns = now;
-    (void)printf("version %llu attempt %llu  %-12s", (unsigned long long)jnum(state, "version"),
-                 (unsigned long long)jnum(state, "attempt"), jstr(state, "phase"));
-    print_numbers(s, state);
-    print_words(state);
-    (void)printf("\n");
+    (void)printf("%.*s\n", (int)line->n_bytes, (const char *)line->data);
+}
+
+static void show_text(struct screen *s, const json_t *state, bool changed)
+{
+    struct buf line;
+    buf_init(&line);
+    put_line(s, state, &line);
+    if (buf_error(&line) == 0 && s->terminal)
+        show_terminal(s, &line);
+    else if (buf_error(&line) == 0)
+        show_plain(s, &line, changed);
+    buf_close(&line);
 }
 
 static void show(struct screen *s, const json_t *state)
@@ -101,10 +128,8 @@ static void show(struct screen *s, const json_t *state)
     if (s->json) {
         (void)json_dumpf(state, stdout, JSON_COMPACT);
         (void)printf("\n");
-    } else if (s->terminal) {
-        show_terminal(s, state);
     } else {
-        show_plain(s, state, changed);
+        show_text(s, state, changed);
     }
     (void)fflush(stdout);
 }
@@ -187,18 +212,39 @@ int watch_version(struct ctl *c, const char *model, uint64_t version)
     return strcmp(s.phase, "committed") == 0 ? CMD_OK : CMD_FAILED;
 }
 
-/* The version in flight, above `after`; waits for one. false: the daemon could not be asked. */
-static bool next_version(struct ctl *c, const char *model, uint64_t after, uint64_t *ret_version)
+/* The model in a status of all of them; NULL while it is not there. */
+static const json_t *model_of(const json_t *status, const char *model)
 {
-    for (;;) {
+    size_t i;
+    json_t *m;
+    json_array_foreach(json_object_get(status, "models"), i,
+                       m) if (strcmp(jstr(m, "model"), model) == 0) return m;
+    return NULL;
+}
+
+/* The version in flight, above `after`; waits for one, and for the model where `patient`. false: the
+ * daemon could not be asked, or has no such model. */
+static bool next_version(struct ctl *c, const char *model, uint64_t after, bool patient,
+                         uint64_t *ret_version)
+{
+    uint64_t seen = after; /* what had ended when we came does not count */
+    for (bool first = after == 0;; first = false) {
         json_t *status;
-        if (!ctl_ask(c, CTL_STATUS, json_pack("{ss}", "model", model), &status))
+        if (!ctl_ask(c, CTL_STATUS, json_object(), &status))
             return false;
-        const json_t *m = json_array_get(json_object_get(status, "models"), 0);
+        const json_t *m = model_of(status, model);
+        if (m == NULL && !patient) {
+            struct err err = {0};
+            json_decref(status);
+            c->exit = ctl_fail(c, err_set(&err, RS_ENOTFOUND, "no model '%s'", model), &err);
+            return false;
+        }
         uint64_t v = jnum(json_object_get(m, "in_flight"), "version");
         uint64_t ended = jnum(json_object_get(m, "last"), "version");
         json_decref(status);
-        if (v > after || (after > 0 && ended > after)) {
+        if (first)
+            seen = ended;
+        if (v > after || ended > seen) {
             *ret_version = v > after ? v : ended;
             return true;
         }
@@ -211,7 +257,7 @@ static int follow(struct ctl *c, const char *model, uint64_t version, bool on_an
 {
     int code;
     do {
-        if (!next_version(c, model, version, &version))
+        if (!next_version(c, model, version, on_and_on, &version))
             return c->exit;
         code = watch_version(c, model, version);
     } while (on_and_on && code <= CMD_FAILED);

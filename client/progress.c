@@ -19,6 +19,8 @@ void progress_add(struct progress *p, uint64_t at_ns, uint64_t landed, uint64_t 
 {
     if (p->n > 0 && landed < point(p, p->n - 1)->landed)
         p->n = 0;
+    if (landed == 0)
+        p->n = 0; /* the clock starts with the first byte */
     /* Points closer than a ring's share of the window take the newest one's place. */
     uint64_t step_ns = (uint64_t)PROGRESS_WINDOW_MS * 1000000 / (PROGRESS_POINTS / 2);
     if (p->n > 1 && at_ns - point(p, p->n - 2)->at_ns < step_ns)

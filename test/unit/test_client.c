@@ -366,6 +366,19 @@ START_TEST(rate_and_time_left_follow_the_newest_two_seconds)
 }
 END_TEST
 
+START_TEST(waiting_for_the_first_byte_does_not_count_into_the_rate)
+{
+    struct progress p = {0};
+    const uint64_t ms = 1000000;
+    for (uint64_t t = 0; t < 60000; t += 100)
+        progress_add(&p, t * ms, 0, 1000);
+    progress_add(&p, 60000 * ms, 0, 1000);
+    progress_add(&p, 60500 * ms, 200, 1000);
+    ck_assert_double_eq_tol(progress_rate(&p), 400, 0.01);
+    ck_assert_double_eq_tol(progress_eta_s(&p), 2, 0.01);
+}
+END_TEST
+
 START_TEST(a_bar_is_as_full_as_its_share)
 {
     char bar[13];
@@ -426,6 +439,7 @@ END_TEST
     X(no_daemon_and_a_path_that_is_too_long_are_told_apart)                                        \
     X(answers_become_json_with_hex_ids_and_plain_enum_names)                                       \
     X(rate_and_time_left_follow_the_newest_two_seconds)                                            \
+    X(waiting_for_the_first_byte_does_not_count_into_the_rate)                                     \
     X(a_bar_is_as_full_as_its_share)                                                               \
     X(each_allocation_that_fails_is_reported_and_nothing_leaks)
 #include "test/lib/main.h"
