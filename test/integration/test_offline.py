@@ -340,6 +340,15 @@ class Layout(unittest.TestCase):
         self.assertEqual((r.returncode, r.stderr), (0, ""))
         self.assertRegex(r.stdout, r"^ok: layout 'trainer', 1 tensors?, 128 B, 2 ranks, 1 instance, digest [0-9a-f]{32}\n$")
 
+    def test_the_samples_are_right(self):
+        samples = ROOT / "config" / "samples"
+        for name in ("matrix-source", "matrix-destination", "everything"):
+            r = ctl("layout", "check", samples / f"{name}.json")
+            self.assertEqual(r.returncode, 0, r.stderr)
+        r = ctl("plan", "--source", samples / "matrix-source.json", "--destination", samples / "matrix-destination.json",
+                "--topology", samples / "matrix-topology.json", "--json")
+        self.assertEqual(json.loads(r.stdout)["summary"]["network_bytes"], 128)
+
     def test_refusals_name_tensor_cause_and_exit_2(self):
         def with_tensor(t):
             return layout("l", 4, [mesh("m", [2, 2], [0, 1, 2, 3])], [t])
