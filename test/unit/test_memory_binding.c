@@ -495,6 +495,50 @@ START_TEST(views_find_each_element_of_any_box)
 }
 END_TEST
 
+/* [20, 10] cut anyhow, so that pieces of one row reach differently far down. */
+static struct binding *random_grid(uint64_t *seed, uint32_t *memory)
+{
+    struct binding_piece p[MAX_PIECES] = {{.box = {.n_dims = 2, .size = {20, 10}}}};
+    uint32_t n = 1, at = 0;
+    while (n < 24)
+        n = random_cut(seed, p, n);
+    for (uint32_t k = 0; k < n; k++) {
+        const struct box *b = &p[k].box;
+        p[k].offset = 4 * at;
+        p[k].stride_bytes[0] = 4 * (int64_t)b->size[1];
+        p[k].stride_bytes[1] = 4;
+        for (uint64_t i = 0; i < b->size[0] * b->size[1]; i++)
+            memory[at++] =
+                (uint32_t)(100 * (b->offset[0] + i / b->size[1]) + b->offset[1] + i % b->size[1]);
+    }
+    return bind_all(p, n, 1);
+}
+
+START_TEST(views_find_each_element_among_pieces_of_uneven_heights)
+{
+    uint64_t seed = 12;
+    for (unsigned round = 0; round < 300; round++) {
+        uint32_t memory[200];
+        void *base = memory;
+        struct binding *b = random_grid(&seed, memory);
+        for (unsigned i = 0; i < 20; i++) {
+            struct box box = {.n_dims = 2, .offset = {below(&seed, 20), below(&seed, 10)}};
+            box.size[0] = 1 + below(&seed, 20 - box.offset[0]);
+            box.size[1] = 1 + below(&seed, 10 - box.offset[1]);
+            struct seen s = {0};
+            void *address = NULL;
+            ck_assert_int_eq(binding_views(b, 0, &box, &base, add_part, &s), 0);
+            box.size[0] = 1; /* a run within one piece is one view, and contiguous */
+            s = (struct seen){0};
+            ck_assert_int_eq(binding_views(b, 0, &box, &base, add_part, &s), 0);
+            ck_assert(binding_contiguous(b, 0, &box, 4, &base, &address) == (s.n == 1));
+            ck_assert(s.n != 1 || *(uint32_t *)address == 100 * box.offset[0] + box.offset[1]);
+        }
+        binding_free(b);
+    }
+}
+END_TEST
+
 static int stop_at_second(const struct box *part, const struct kernel_view *view, void *arg)
 {
     (void)part;
@@ -695,6 +739,7 @@ END_TEST
     X(a_binding_of_another_layout_is_refused)                                                      \
     X(random_bindings_are_judged_as_by_marking_every_element_and_byte)                             \
     X(views_find_each_element_of_any_box)                                                          \
+    X(views_find_each_element_among_pieces_of_uneven_heights)                                      \
     X(views_stop_where_the_caller_says_so_and_do_not_touch_holes)                                  \
     X(contiguous_is_true_for_runs_only_and_gives_their_address)                                    \
     X(a_binding_survives_its_encoding)                                                             \
