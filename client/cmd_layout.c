@@ -35,6 +35,7 @@ struct options {
     bool allow_gaps;
     bool all;
     bool json;
+    bool help;
 };
 
 /* --- check -------------------------------------------------------------------------------------
@@ -108,10 +109,11 @@ static void print_check(const struct layout *l, bool json)
                      "}\n",
                      digest, l->n_tensors, total_bytes(l), l->n_ranks, l->n_instances);
     else
-        (void)printf("ok: layout '%s', %" PRIu32 " tensors, %s, %" PRIu32 " ranks, %" PRIu32
+        (void)printf("ok: layout '%s', %" PRIu32 " tensor%s, %s, %" PRIu32 " ranks, %" PRIu32
                      " instance%s, digest %s\n",
-                     l->name, l->n_tensors, cmd_bytes_text(total_bytes(l), bytes, sizeof bytes),
-                     l->n_ranks, l->n_instances, l->n_instances == 1 ? "" : "s", digest);
+                     l->name, l->n_tensors, l->n_tensors == 1 ? "" : "s",
+                     cmd_bytes_text(total_bytes(l), bytes, sizeof bytes), l->n_ranks,
+                     l->n_instances, l->n_instances == 1 ? "" : "s", digest);
 }
 
 static int layout_check_command(const struct options *o)
@@ -480,6 +482,23 @@ static void print_totals(const struct inventory *v, const uint32_t *which, uint3
     (void)printf("\n");
 }
 
+/* A few ranks as they stand in the mesh, many as the first and the last of them. */
+static void print_ranks(const struct mesh *m)
+{
+    if (m->n_ranks > 8) {
+        (void)printf(", %" PRIu32 " ranks: %" PRIu32 ", %" PRIu32 " … %" PRIu32 "\n", m->n_ranks,
+                     m->ranks[0], m->ranks[1], m->ranks[m->n_ranks - 1]);
+        return;
+    }
+    for (uint32_t i = 0; i < m->n_ranks; i++)
+        (void)printf("%s%" PRIu32,
+                     i > 0             ? ", "
+                     : m->n_ranks == 1 ? ", rank "
+                                       : ", ranks ",
+                     m->ranks[i]);
+    (void)printf("\n");
+}
+
 static void print_header(const struct layout *l)
 {
     char digest[33];
@@ -492,7 +511,7 @@ static void print_header(const struct layout *l)
         for (unsigned k = 0; k < m->n_dims; k++)
             (void)printf(" %s%s%" PRIu32, m->dim_names[k] == NULL ? "" : m->dim_names[k],
                          m->dim_names[k] == NULL ? "" : "=", m->shape[k]);
-        (void)printf(", ranks %" PRIu32 " to %" PRIu32 "\n", m->ranks[0], m->ranks[m->n_ranks - 1]);
+        print_ranks(m);
     }
     if (l->n_meshes > 8)
         (void)printf("and %" PRIu32 " more meshes\n", l->n_meshes - 8);
@@ -805,13 +824,11 @@ static int layout_show_command(const struct options *o)
 
 static int parse_options(int argc, char **argv, struct options *o)
 {
-    static const struct option known[] = {{"source", required_argument, NULL, 's'},
-                                          {"allow-gaps", no_argument, NULL, 'g'},
-                                          {"tensor", required_argument, NULL, 't'},
-                                          {"rank", required_argument, NULL, 'r'},
-                                          {"all", no_argument, NULL, 'a'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {0}};
+    static const struct option known[] = {
+        {"source", required_argument, NULL, 's'}, {"allow-gaps", no_argument, NULL, 'g'},
+        {"tensor", required_argument, NULL, 't'}, {"rank", required_argument, NULL, 'r'},
+        {"all", no_argument, NULL, 'a'},          {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},         {0}};
     uint64_t rank;
     optind = 0;
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -836,6 +853,9 @@ static int parse_options(int argc, char **argv, struct options *o)
         case 'j':
             o->json = true;
             break;
+        case 'h':
+            o->help = true;
+            return CMD_OK;
         default:
             (void)fputs(usage, stderr);
             return CMD_USAGE;
@@ -847,19 +867,25 @@ static int parse_options(int argc, char **argv, struct options *o)
     return CMD_OK;
 }
 
+static int print_usage(void)
+{
+    (void)fputs(usage, stdout);
+    return cmd_flush("layout", CMD_OK);
+}
+
 int cmd_layout(int argc, char **argv)
 {
     struct options o = {.rank = -1};
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        (void)fputs(usage, stdout);
-        return CMD_OK;
-    }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0)
+        return print_usage();
     bool check = argc > 1 && strcmp(argv[1], "check") == 0;
     if (!check && (argc < 2 || strcmp(argv[1], "show") != 0))
         return cmd_usage("layout", usage, "say 'check' or 'show'");
     int code = parse_options(argc - 1, argv + 1, &o);
     if (code != CMD_OK)
         return code;
+    if (o.help)
+        return print_usage();
     if (check && (o.tensor != NULL || o.rank >= 0 || o.all))
         return cmd_usage("layout check", usage, "--tensor, --rank and --all belong to 'show'");
     if (!check && (o.source != NULL || o.allow_gaps))

@@ -31,7 +31,7 @@ struct options {
     const char *destinations[MAX_DESTINATIONS];
     uint32_t n_destinations;
     int64_t rank; /* of --explain; -1: all */
-    bool json, summary;
+    bool json, summary, help;
     struct plan_options plan;
     struct plan_rule rules[MAX_RULES];
     char *globs[MAX_RULES]; /* owned */
@@ -167,7 +167,8 @@ static int take_option(struct options *o, int c)
         o->summary = true;
         return CMD_OK;
     case OPT_HELP:
-        break;
+        o->help = true;
+        return CMD_OK;
     }
     (void)fputs(usage, stderr);
     return CMD_USAGE;
@@ -178,10 +179,10 @@ static int parse_options(int argc, char **argv, struct options *o)
     uint64_t rank;
     int code = CMD_OK, left;
     optind = 0;
-    for (int c; code == CMD_OK && (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
+    for (int c; code == CMD_OK && !o->help && (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
         code = take_option(o, c);
     left = argc - optind;
-    if (code != CMD_OK)
+    if (code != CMD_OK || o->help)
         return code;
     if (left > (o->explain != NULL ? 1 : 0))
         return cmd_usage("plan", usage, "unexpected argument '%s'", argv[optind]);
@@ -330,12 +331,11 @@ int cmd_plan(int argc, char **argv)
     struct options o = {.rank = -1, .plan = plan_options_default()};
     struct plan_run run = {0};
     struct err e = {0};
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        (void)fputs(usage, stdout);
-        return CMD_OK;
-    }
     int code = parse_options(argc, argv, &o);
-    if (code == CMD_OK) {
+    if (o.help) {
+        (void)fputs(usage, stdout);
+        code = cmd_flush("plan", CMD_OK);
+    } else if (code == CMD_OK) {
         int r = plan_and_print(&o, &run, &e);
         code = r == 0 ? cmd_flush("plan", CMD_OK) : cmd_fail("plan", r, &e);
     }

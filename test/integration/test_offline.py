@@ -409,6 +409,13 @@ class Layout(unittest.TestCase):
             one = json.loads(self.show(l, "--json", "--rank", "2").stdout)
             self.assertEqual(sum(s["bytes"] for t in one["tensors"] for s in t["shards"]), expected[2])
 
+    def test_help_is_an_answer_not_a_fault(self):
+        for arguments in (["layout", "--help"], ["layout", "check", "--help"], ["plan", "--help"],
+                          ["plan", "--json", "--help"]):
+            r = ctl(*arguments)
+            self.assertEqual((r.returncode, r.stderr), (0, ""), arguments)
+            self.assertIn("usage: reshardctl", r.stdout)
+
     def test_show_names_what_is_not_there(self):
         self.assertEqual(self.show(example().source, "--tensor", "x").returncode, 2)
         self.assertEqual(self.show(example().source, "--rank", "2").returncode, 2)
