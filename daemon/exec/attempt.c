@@ -95,12 +95,26 @@ static void forget(struct attempt *a)
     attempt_close(a);
 }
 
+/* A failed device's work is skipped: contents that differ may be just that. */
+static int failed_device(const struct attempt *a, struct err *e)
+{
+    int r = 0;
+    for (uint32_t d = 0; d < a->program.n_devices && r == 0; d++)
+        r = device_error(a->plane->devices[d].device, e);
+    return r;
+}
+
 void attempt_fail(struct attempt *a, int code, const struct err *e, uint32_t tensor, uint32_t place)
 {
+    struct err cause = {0};
     if (!sm_can(&a->sm, ATTEMPT_FAILED))
         return;
     move(a, ATTEMPT_FAILED);
-    plane_fail(a->plane, &a->request, WIRE_FAILED, code, e, tensor, place);
+    int r = code == RS_EDATALOSS ? failed_device(a, &cause) : 0;
+    if (r != 0)
+        plane_fail(a->plane, &a->request, WIRE_FAILED, r, &cause, UINT32_MAX, UINT32_MAX);
+    else
+        plane_fail(a->plane, &a->request, WIRE_FAILED, code, e, tensor, place);
     stop_work(a);
 }
 

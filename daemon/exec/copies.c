@@ -72,7 +72,7 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
     uint32_t began = c->item;
     uint64_t began_at = c->at;
     int r = 0;
-    batch_init(&b, p->stream);
+    batch_init(&b, *p->stream);
     t->bytes = 0;
     while (r == 0 && budget > 0 && c->item < c->end &&
            source_ready(c->attempt, &c->attempt->program.items[c->item]))
@@ -144,7 +144,7 @@ void copiers_init(struct attempt *a, uint32_t device)
         c->item = share_begin(a, pd, bytes, w, n);
         c->end = share_begin(a, pd, bytes, w + 1, n);
         c->landed = c->item;
-        pump_init(&c->pump, a->plane, d, d->ways[w].copy);
+        pump_init(&c->pump, a->plane, d, &d->ways[w].copy);
         c->pump.fill = copier_fill;
         c->pump.landed = copier_landed;
         c->pump.idle = copier_idle;

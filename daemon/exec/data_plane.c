@@ -55,6 +55,15 @@ void plane_answer_table(struct plane *p, const struct wire_header *request, enum
     (void)close(fd);
 }
 
+void plane_settle(struct plane *p, struct device *d, struct device_stream **stream)
+{
+    device_stream_free(*stream);
+    if (device_stream_new(d, "again", stream, NULL) < 0) {
+        *stream = NULL;
+        p->broken = true;
+    }
+}
+
 bool plane_lease_holds(const struct plane *p)
 {
     return p->lease_ns == 0 || clock_mono_ns() < p->lease_ns;
@@ -142,6 +151,7 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     p->n_ways = count_ways(&h);
     struct device_host_options options = {.seed = h.host_seed, .max_delay_us = h.host_max_delay_us};
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
+        options.fail_at_item = i == h.host_fail_device ? h.host_fail_at_item : 0;
         r = device_host_open(i, &options, &p->devices[i].device, e);
         if (r == 0) {
             p->n_devices = i + 1;
@@ -301,8 +311,8 @@ static int loop(struct plane *p, struct wire_packet *packet)
     return 0;
 }
 
-/* Waits for the work in flight; its end comes by the mailbox. Broken: nobody knows what is in
- * flight, and only the end of the process stops it. */
+/* Waits for the work in flight; its end comes by the mailbox. Broken: a stream is missing, and the
+ * process is of no more use. */
 static void wind_down(struct plane *p)
 {
     errands_stop(p);
@@ -312,7 +322,7 @@ static void wind_down(struct plane *p)
         drain(p);
     }
     if (p->broken) {
-        log_debug("out of memory with work in flight: the data plane ends");
+        log_debug("out of memory for a stream: the data plane ends");
         _exit(EXIT_FAILURE);
     }
 }

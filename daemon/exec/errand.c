@@ -135,7 +135,7 @@ static int errand_fill(struct pump *pump, struct pump_ticket *t)
     (void)t;
     if (pass_over(x))
         return 0;
-    batch_init(&b, pump->stream);
+    batch_init(&b, *pump->stream);
     while (r == 0 && budget > 0 && !pass_over(x))
         r = x->pass == PASS_CELLS ? cell_part(x, &b, &budget) : piece_part(x, &b, &budget);
     if (r == 0)
@@ -360,7 +360,7 @@ void errand_start(struct plane *p, struct wire_packet *packet)
         return;
     }
     struct plane_device *d = &p->devices[x->worker->device];
-    pump_init(&x->pump, p, d, d->ways[0].check);
+    pump_init(&x->pump, p, d, &d->ways[0].check);
     x->pump.fill = errand_fill;
     x->pump.landed = errand_landed;
     x->pump.idle = errand_idle;

@@ -275,6 +275,13 @@ static void take_slot(struct lane *l, struct lane_message *m)
     m->slot = LANE_NO_SLOT;
 }
 
+static void free_group(struct lane *l, struct lane_group *g)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        take_slot(l, &g->messages[i]);
+    g->stage = LANE_FREE;
+}
+
 static bool reads_source(const struct lane *l, uint32_t item)
 {
     uint32_t from = program_of(l)->items[item].from;
@@ -388,10 +395,8 @@ static void start(struct lane *l, struct lane_group *g)
         g->stage = LANE_WIRE;
         return;
     }
-    /* The ring may be written by what was enqueued so far; only the process's end is sure. */
-    if (r == RS_ENOMEM)
-        a->plane->broken = true;
-    g->stage = LANE_FREE;
+    plane_settle(a->plane, a->plane->devices[l->device].device, &a->plane->devices[l->device].pack);
+    free_group(l, g);
     lane_fail(l, r, NULL);
 }
 
@@ -528,19 +533,13 @@ static int unpack(struct lane *l, struct lane_group *g)
         r = batch_flush(&b);
     if (!any && r == 0)
         return 0;
-    if (device_call(d->unpack, group_unpacked, g) != 0) {
-        l->attempt->plane->broken = true;
-        return RS_ENOMEM;
+    int called = device_call(d->unpack, group_unpacked, g);
+    if (called != 0) {
+        plane_settle(l->attempt->plane, d->device, &d->unpack);
+        return r < 0 ? r : called;
     }
     g->status = r;
     return 1;
-}
-
-static void free_group(struct lane *l, struct lane_group *g)
-{
-    for (uint32_t i = 0; i < g->n; i++)
-        take_slot(l, &g->messages[i]);
-    g->stage = LANE_FREE;
 }
 
 static void finish_group(struct lane *l, struct lane_group *g)
@@ -576,9 +575,10 @@ static void on_wired(struct mailbox_item *item)
     }
     g->stage = LANE_UNPACK;
     r = unpack(l, g);
-    if (r < 0)
+    if (r < 0) {
+        free_group(l, g);
         lane_fail(l, r, NULL);
-    else if (r == 0)
+    } else if (r == 0)
         finish_group(l, g);
     else
         lane_kick(l); /* the slots of its sends are free */

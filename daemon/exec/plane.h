@@ -97,7 +97,7 @@ struct plane {
     struct queue workers, models, errands;
     uint64_t lease_ns; /* 0: none is kept */
     bool stop;
-    bool broken; /* work is in flight that can't be told when it ends: the process must go */
+    bool broken; /* a stream could not be replaced: the process must go */
 };
 
 /* --- data_plane.c --- */
@@ -109,6 +109,9 @@ void plane_fail(struct plane *p, const struct wire_header *request, enum wire_ty
 /* Answers with a table of n u64 in a memfd. */
 void plane_answer_table(struct plane *p, const struct wire_header *request, enum wire_type type,
                         const void *body, size_t body_bytes, const uint64_t *table, size_t n);
+/* Waits, here and now, for copies that were enqueued and can't be told when they end (the call
+ * behind them was refused), and gives the stream a successor. For streams of copies alone. */
+void plane_settle(struct plane *p, struct device *d, struct device_stream **stream);
 /* False once the lease has run out. */
 bool plane_lease_holds(const struct plane *p);
 struct model *plane_model(struct plane *p, uint64_t id);

@@ -24,7 +24,7 @@ static void ticket_post(void *arg)
 }
 
 void pump_init(struct pump *p, struct plane *plane, struct plane_device *device,
-               struct device_stream *stream)
+               struct device_stream **stream)
 {
     p->plane = plane;
     p->device = device;
@@ -51,9 +51,10 @@ static int feed(struct pump *p, struct pump_ticket *t)
     if (r == 0)
         return 0;
     /* A chunk that failed half enqueued is waited for as well. */
-    if (device_call(p->stream, ticket_post, t) != 0) {
-        p->plane->broken = true;
-        p->stopped = true;
+    int called = device_call(*p->stream, ticket_post, t);
+    if (called != 0) {
+        plane_settle(p->plane, p->device->device, p->stream);
+        p->status = r < 0 ? r : called;
         return 0;
     }
     t->busy = true;
@@ -66,11 +67,13 @@ static int feed(struct pump *p, struct pump_ticket *t)
 void pump_run(struct pump *p)
 {
     struct pump_ticket *t;
+    if (p->plane->broken)
+        return;
     while (p->status == 0 && !p->stopped && plane_lease_holds(p->plane) &&
            (t = free_ticket(p)) != NULL && feed(p, t) == 1)
         ;
     if (p->n_busy == 0 && !p->plane->broken)
-        p->idle(p);
+        p->idle(p); /* as the last act: it may free the pump */
 }
 
 bool pump_stop(struct pump *p)

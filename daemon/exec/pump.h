@@ -23,7 +23,7 @@ struct pump_ticket {
 struct pump {
     struct plane *plane;
     struct plane_device *device;
-    struct device_stream *stream;
+    struct device_stream **stream; /* a stream may be replaced: plane_settle */
     /* 1: a chunk was enqueued; 0: nothing (more) to do now; RS_E…. */
     int (*fill)(struct pump *p, struct pump_ticket *t);
     void (*landed)(struct pump *p, const struct pump_ticket *t);
@@ -36,7 +36,7 @@ struct pump {
 };
 
 void pump_init(struct pump *p, struct plane *plane, struct plane_device *device,
-               struct device_stream *stream);
+               struct device_stream **stream);
 /* Enqueues as much as there is room for; calls idle, as its last act, where nothing is in flight.
  */
 void pump_run(struct pump *p);

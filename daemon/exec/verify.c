@@ -37,7 +37,7 @@ static int checker_fill(struct pump *p, struct pump_ticket *t)
     int r = 0;
     if (c->next == c->n_queued)
         return 0;
-    batch_init(&b, p->stream);
+    batch_init(&b, *p->stream);
     while (r == 0 && budget > 0 && c->next < c->n_queued)
         r = part(c, &b, &budget);
     if (r == 0)
@@ -96,7 +96,7 @@ int checkers_init(struct attempt *a, uint32_t device, uint32_t n_holds)
         c->queue = mem_calloc(n_holds, sizeof(*c->queue));
         if (c->queue == NULL)
             return RS_ENOMEM;
-        pump_init(&c->pump, a->plane, d, d->ways[w].check);
+        pump_init(&c->pump, a->plane, d, &d->ways[w].check);
         c->pump.fill = checker_fill;
         c->pump.landed = checker_landed;
         c->pump.idle = checker_idle;

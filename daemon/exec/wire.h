@@ -92,6 +92,8 @@ struct wire_hello {
     uint32_t n_threads; /* copy threads over all host devices, at least one each; 0: cores */
     double network_bytes_per_s; /* in-memory transport's rate limits; 0: none */
     double domain_bytes_per_s;
+    uint32_t host_fail_device; /* tests: this device fails at its n-th item; 0: none does */
+    uint32_t host_fail_at_item;
     char backend[16]; /* "host" */
 };
 
@@ -162,7 +164,8 @@ struct wire_progress {
 /* The body of WIRE_FAILED and of answers with code != 0. tensor, box, place: the blame, where there
  * is one. */
 struct wire_failure {
-    uint32_t tensor; /* index in the source layout; UINT32_MAX: none */
+    uint32_t tensor; /* of an attempt: index in the source layout; else in the worker's own;
+                        UINT32_MAX: none */
     uint32_t place;  /* index into program.places; UINT32_MAX: none */
     char text[WIRE_TEXT_BYTES];
 };

@@ -45,6 +45,18 @@ static void check_holds(const struct rig *r, const uint64_t *table)
                 ck_assert_uint_eq(table[i], table[k]);
 }
 
+/* What is not fingerprinted has 0. */
+static void check_sampled(const struct rig *r, enum wire_verify verify, const uint64_t *table)
+{
+    for (uint32_t i = 0; i < r->program.n_holds; i++) {
+        uint32_t cell = r->program.holds[i].cell;
+        bool expected = verify == WIRE_VERIFY_SAMPLED &&
+                        wire_sampled(r->program.digest, r->program.cells[cell].id) &&
+                        program_cell_elements(&r->program, cell) > 0;
+        ck_assert_int_eq(table[i] != 0, expected);
+    }
+}
+
 static void two_versions(struct rig *r, enum wire_verify verify)
 {
     rig_open(r);
@@ -56,6 +68,8 @@ static void two_versions(struct rig *r, enum wire_verify verify)
         ck_assert_uint_eq(rig_wrong(r, rig_target(r), version), 0);
         if (verify == WIRE_VERIFY_FULL)
             check_holds(r, table);
+        else
+            check_sampled(r, verify, table);
         free(table);
     }
     rig_close(r);
@@ -575,6 +589,69 @@ START_TEST(a_cell_that_is_not_bound_is_refused_at_prepare)
 }
 END_TEST
 
+static int open_fds(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) != -1;
+    return n;
+}
+
+START_TEST(refits_and_failed_ones_leave_no_descriptor_behind)
+{
+    struct rig r;
+    plain_rig(&r);
+    rig_open(&r);
+    rig_fill_sources(&r, 1);
+    int before = open_fds();
+    for (int i = 0; i < 5; i++) {
+        free(rig_refit(&r, WIRE_VERIFY_FULL));
+        free(errand(&r, WIRE_PUBLISH, r.workers[0].id, 0));
+        r.attempt++;
+        rig_expect(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL), WIRE_PREPARED);
+        rig_expect(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL), WIRE_FAILED);
+        rig_abort(&r);
+    }
+    wire_packet_close(r.packet);
+    ck_assert_int_eq(open_fds(), before);
+    rig_close(&r);
+}
+END_TEST
+
+/* Whichever device fails, and whenever: one FAILED, then ABORT is answered. */
+START_TEST(a_device_that_fails_is_told_once_and_the_rest_quiesces)
+{
+    int n_failed = 0;
+    for (uint32_t item = 1; item < 40; item += 3) {
+        struct rig r;
+        plain_rig(&r);
+        r.o.hello.host_fail_device = item % 4;
+        r.o.hello.host_fail_at_item = item;
+        rig_open(&r);
+        rig_fill_sources(&r, 1);
+        r.attempt++;
+        uint32_t got = rig_answer(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL));
+        if (got == WIRE_PREPARED)
+            got = rig_answer(&r, rig_send_start(&r));
+        if (got == WIRE_STAGED) { /* it had less to do than that */
+            rig_close(&r);
+            continue;
+        }
+        n_failed++;
+        ck_assert_uint_eq(got, WIRE_FAILED);
+        ck_assert_msg(r.packet->header.code == RS_EDEVICE, "item %u: %s", item,
+                      rig_failure(&r)->text);
+        ck_assert(!rig_receive(&r, 5));
+        rig_abort(&r);
+        r.attempt++;
+        rig_expect(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL), WIRE_FAILED);
+        ck_assert_int_eq(r.packet->header.code, RS_EDEVICE);
+        rig_close(&r);
+    }
+    ck_assert_int_ge(n_failed, 10);
+}
+END_TEST
+
 START_TEST(marks_and_counters_add_up)
 {
     struct rig r;
@@ -658,6 +735,8 @@ END_TEST
     X(packets_that_make_no_sense_are_answered_and_change_nothing)                                  \
     X(a_message_of_another_attempt_is_refused)                                                     \
     X(a_cell_that_is_not_bound_is_refused_at_prepare)                                              \
+    X(refits_and_failed_ones_leave_no_descriptor_behind)                                           \
+    X(a_device_that_fails_is_told_once_and_the_rest_quiesces)                                      \
     X(marks_and_counters_add_up)                                                                   \
     X(without_memory_requests_fail_and_nothing_crashes)
 
