@@ -12,8 +12,15 @@
 
 #include "base/banned.h"
 
-/* Hops that a chain may have: each costs about two messages' time. */
-enum { MOST_HOPS = 128 };
+/* Hops of a chain cost about two messages' time each: as many as cost a sixteenth of the whole, at most. A longer
+ * chain ends, and the next begins at the domain that was fed first. */
+enum { MOST_HOPS = 128, HOPS_PART = 16 };
+
+static uint8_t chain_hops(const struct plan *p)
+{
+    uint64_t n = p->totals.lower_bound / (2 * HOPS_PART * p->message_bytes);
+    return (uint8_t)(n < 2 ? 2 : n > MOST_HOPS ? MOST_HOPS : n);
+}
 
 static uint32_t least_loaded(const struct plan *p, const struct set *s, const uint64_t *load)
 {
@@ -96,7 +103,7 @@ static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32
 }
 
 /* All but the mandatory send of a run: in the order of domains, round from the one that is fed first. */
-static void optional(struct plan *p, struct needs *n, uint32_t run)
+static void optional(struct plan *p, struct needs *n, uint32_t run, uint8_t most_hops)
 {
     uint32_t begin = n->first_of_run[run], k = n->first_of_run[run + 1] - begin, fed = 0;
     while (fed < k && n->v.at[begin + fed].from == NONE32)
@@ -114,7 +121,7 @@ static void optional(struct plan *p, struct needs *n, uint32_t run)
         x->via = via;
         x->hops = (uint8_t)(via == NONE32 ? 1 : n->v.at[via].hops + 1);
         if (!x->staging)
-            last = x->hops < MOST_HOPS ? index : NONE32;
+            last = x->hops < most_hops ? index : begin + fed;
     }
 }
 
@@ -123,9 +130,10 @@ int plan_senders(struct plan *p, struct needs *n)
     uint64_t *relaying = mem_calloc(p->topology->n_devices + 1U, sizeof *relaying);
     if (relaying == NULL)
         return RS_ENOMEM;
+    uint8_t most_hops = chain_hops(p);
     mandatory(p, n, relaying);
     for (uint32_t i = 0; i < p->runs.n; i++)
-        optional(p, n, n->order[i]);
+        optional(p, n, n->order[i], most_hops);
     mem_free(relaying);
     return 0;
 }
