@@ -13,18 +13,45 @@
 /* --- JSON --------------------------------------------------------------------------------------
  */
 
+/* A plan can have tens of millions of transfers, so numbers and names are put down by hand: device and
+ * tensor names are escaped once. */
 struct writer {
     const struct plan_run *run;
-    struct buf b; /* what is not yet on stdout */
-    uint64_t n;   /* transfers written */
+    struct buf b;     /* what is not yet on stdout */
+    struct buf names; /* JSON strings of all devices, then of the layouts */
+    uint32_t *
+        device_name; /* [device], and one more per layout: where it begins in names; one end more */
+    struct buf tensor; /* JSON string of the tensor of the last transfer */
+    uint32_t last_tensor;
+    uint64_t n; /* transfers written */
 };
 
-static void put_numbers(struct buf *b, const char *key, const uint64_t *v, uint32_t n)
+static void put_text(struct buf *b, const char *s)
 {
-    buf_printf(b, "\"%s\": [", key);
-    for (uint32_t i = 0; i < n; i++)
-        buf_printf(b, "%s%" PRIu64, i == 0 ? "" : ", ", v[i]);
-    buf_printf(b, "]");
+    buf_put(b, s, strlen(s));
+}
+
+static void put_u64(struct buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    buf_put(b, digits + at, sizeof digits - at);
+}
+
+/* `before` is the key with its punctuation and the opening bracket. */
+static void put_numbers(struct buf *b, const char *before, const uint64_t *v, uint32_t n)
+{
+    put_text(b, before);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i > 0)
+            put_text(b, ", ");
+        put_u64(b, v[i]);
+    }
+    put_text(b, "]");
 }
 
 static void put_device(struct buf *b, const struct topology *t, uint32_t device)
@@ -77,34 +104,59 @@ static void put_summary(struct buf *b, const struct plan_run *run)
                t->n_rounds, t->max_relay_depth, digest, run->plan_s * 1e3, run->predicted_s * 1e3);
 }
 
-static void put_layout_name(struct buf *b, const struct plan_run *run, uint32_t layout)
+/* Name i of the table: device i, or after them layout i - n_devices. */
+static void put_name(struct writer *w, uint32_t i)
 {
-    buf_printf(b, ", \"layout\": ");
-    json_put_string(b, run->destinations[layout]->name);
+    const uint32_t *at = &w->device_name[i];
+    buf_put(&w->b, w->names.data + at[0], at[1] - at[0]);
 }
 
-static void put_from(struct buf *b, const struct plan_run *run, const struct plan_end *end)
+static void put_layout_name(struct writer *w, uint32_t layout)
 {
-    static const char *const sides[] = {"source", "destination", "staging"};
-    buf_printf(b, "\"from\": {\"device\": ");
-    put_device(b, &run->file->topology, end->device);
-    if (end->side != SIDE_STAGING)
-        buf_printf(b, ", \"rank\": %" PRIu32, end->rank);
-    buf_printf(b, ", \"side\": \"%s\"", sides[end->side]);
+    put_text(&w->b, ", \"layout\": ");
+    put_name(w, w->run->file->topology.n_devices + layout);
+}
+
+static void put_rank(struct writer *w, const struct plan_end *end)
+{
+    if (end->side == SIDE_STAGING)
+        return;
+    put_text(&w->b, ", \"rank\": ");
+    put_u64(&w->b, end->rank);
+}
+
+static void put_from(struct writer *w, const struct plan_end *end)
+{
+    static const char *const sides[] = {", \"side\": \"source\"", ", \"side\": \"destination\"",
+                                        ", \"side\": \"staging\""};
+    put_text(&w->b, "\"from\": {\"device\": ");
+    put_name(w, end->device);
+    put_rank(w, end);
+    put_text(&w->b, sides[end->side]);
     if (end->side == SIDE_DESTINATION)
-        put_layout_name(b, run, end->layout);
-    buf_printf(b, "}, ");
+        put_layout_name(w, end->layout);
+    put_text(&w->b, "}, ");
 }
 
-static void put_to(struct buf *b, const struct plan_run *run, const struct plan_end *end)
+static void put_to(struct writer *w, const struct plan_end *end)
 {
-    buf_printf(b, "\"to\": {\"device\": ");
-    put_device(b, &run->file->topology, end->device);
-    if (end->side != SIDE_STAGING) {
-        buf_printf(b, ", \"rank\": %" PRIu32, end->rank);
-        put_layout_name(b, run, end->layout);
+    put_text(&w->b, "\"to\": {\"device\": ");
+    put_name(w, end->device);
+    put_rank(w, end);
+    if (end->side == SIDE_DESTINATION)
+        put_layout_name(w, end->layout);
+    put_text(&w->b, "}, ");
+}
+
+static void put_tensor(struct writer *w, uint32_t tensor)
+{
+    if (w->n == 0 || w->last_tensor != tensor) {
+        w->tensor.n_bytes = 0;
+        json_put_string(&w->tensor, w->run->source->tensors[tensor].name);
+        w->last_tensor = tensor;
     }
-    buf_printf(b, "}, ");
+    if (buf_error(&w->tensor) == 0)
+        buf_put(&w->b, w->tensor.data, w->tensor.n_bytes);
 }
 
 static const char *tier_name(enum plan_tier tier)
@@ -116,35 +168,70 @@ static int write_transfer(const struct plan_transfer *t, void *arg)
 {
     struct writer *w = arg;
     struct buf *b = &w->b;
-    buf_printf(b, "%s{\"id\": %" PRIu64 ", \"tensor\": ", w->n++ == 0 ? "\n  " : ",\n  ", t->id);
-    json_put_string(b, w->run->source->tensors[t->tensor].name);
-    buf_printf(b, ", ");
-    put_numbers(b, "offset", t->box.offset, t->box.n_dims);
-    buf_printf(b, ", ");
-    put_numbers(b, "size", t->box.size, t->box.n_dims);
-    buf_printf(b, ", \"bytes\": %" PRIu64 ", \"tier\": \"%s\",\n   ", t->bytes, tier_name(t->tier));
-    put_from(b, w->run, &t->from);
-    put_to(b, w->run, &t->to);
-    put_numbers(b, "after", t->after, t->n_after);
-    buf_printf(b, "}");
-    return drain(b, 1U << 16);
+    put_text(b, w->n == 0 ? "\n  {\"id\": " : ",\n  {\"id\": ");
+    put_u64(b, t->id);
+    put_text(b, ", \"tensor\": ");
+    put_tensor(w, t->tensor);
+    put_numbers(b, ", \"offset\": [", t->box.offset, t->box.n_dims);
+    put_numbers(b, ", \"size\": [", t->box.size, t->box.n_dims);
+    put_text(b, ", \"bytes\": ");
+    put_u64(b, t->bytes);
+    put_text(b, ", \"tier\": \"");
+    put_text(b, tier_name(t->tier));
+    put_text(b, "\",\n   ");
+    put_from(w, &t->from);
+    put_to(w, &t->to);
+    put_numbers(b, "\"after\": [", t->after, t->n_after);
+    put_text(b, "}");
+    w->n++;
+    int r = drain(b, 1U << 16);
+    return r == 0 ? buf_error(&w->tensor) : r;
+}
+
+static int writer_init(struct writer *w, const struct plan_run *run)
+{
+    const struct topology *t = &run->file->topology;
+    uint32_t n = t->n_devices + run->n_destinations;
+    *w = (struct writer){.run = run};
+    buf_init(&w->b);
+    buf_init(&w->names);
+    buf_init(&w->tensor);
+    w->device_name = mem_calloc(n + 1U, sizeof *w->device_name);
+    if (w->device_name == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        if (i < t->n_devices)
+            put_device(&w->names, t, i);
+        else
+            json_put_string(&w->names, run->destinations[i - t->n_devices]->name);
+        w->device_name[i + 1] = (uint32_t)w->names.n_bytes; /* 2^18 devices of at most 2^11 bytes */
+    }
+    return buf_error(&w->names);
+}
+
+static void writer_close(struct writer *w)
+{
+    buf_close(&w->b);
+    buf_close(&w->names);
+    buf_close(&w->tensor);
+    mem_free(w->device_name);
 }
 
 int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e)
 {
-    struct writer w = {.run = run};
-    buf_init(&w.b);
-    put_summary(&w.b, run);
-    int r = 0;
-    if (!summary_only) {
-        buf_printf(&w.b, ",\n \"transfers\": [");
+    struct writer w;
+    int r = writer_init(&w, run);
+    if (r == 0)
+        put_summary(&w.b, run);
+    if (r == 0 && !summary_only) {
+        put_text(&w.b, ",\n \"transfers\": [");
         r = plan_transfers(run->plan, -1, write_transfer, &w);
-        buf_printf(&w.b, "]");
+        put_text(&w.b, "]");
     }
-    buf_printf(&w.b, "}\n");
+    put_text(&w.b, "}\n");
     if (r == 0)
         r = drain(&w.b, 0);
-    buf_close(&w.b);
+    writer_close(&w);
     return r == 0 ? 0 : err_set(e, r, "can't print the plan: %s", err_name(r));
 }
 
