@@ -190,7 +190,7 @@ check-asan:
 	@$(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,asan) \
 	    check-unit check-sim check-integration
 check-tsan:
-	@TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66" \
+	@TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66 history_size=7 ignore_noninstrumented_modules=1" \
 	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) check-unit check-integration
 
 # The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
