@@ -4,13 +4,14 @@
 
 #include <jansson.h>
 
+#include "client/cmd_compare.h"
 #include "client/cmd_online.h"
 #include "client/ctl.h"
 
 #include "base/banned.h"
 
 static const char *const usage =
-    "usage: reshardctl timeline [MODEL [VERSION]] [--last N] [--chrome FILE]\n"
+    "usage: reshardctl timeline [MODEL [VERSION]] [--last N] [--compare A-B,C-D] [--chrome FILE]\n"
     "Marks of VERSION, or of the newest --last N versions (default 1), in order, and apart from "
     "each\n"
     "other: wire time, trainer stall, and each worker's pause to resume (from its own marks "
@@ -18,6 +19,8 @@ static const char *const usage =
     "and `resume`). With two versions or more: the refit's share of the cycle, and what a faster "
     "one\n"
     "could still save.\n"
+    "  --compare A-B,C-D  distributions of two sets of versions side by side, firsts of an epoch "
+    "apart\n"
     "  --chrome FILE  writes a trace for chrome://tracing or Perfetto instead (-: stdout)\n";
 
 static double seconds(json_int_t ns)
@@ -271,14 +274,22 @@ static int show(struct ctl *c, const char *chrome, const char *model, json_t *re
 int cmd_timeline(int argc, char **argv)
 {
     struct ctl c;
-    const char *last = "1", *chrome = NULL, *model;
+    const char *last = "1", *chrome = NULL, *compare = NULL, *model;
+    struct compare_set sets[2];
     uint64_t n, version;
-    const struct ctl_option own[] = {{"last", &last, NULL}, {"chrome", &chrome, NULL}};
-    if (!ctl_begin(&c, "timeline", usage, own, 2, 0, 2, argc, argv))
+    const struct ctl_option own[] = {
+        {"last", &last, NULL}, {"chrome", &chrome, NULL}, {"compare", &compare, NULL}};
+    if (!ctl_begin(&c, "timeline", usage, own, 3, 0, 2, argc, argv))
         return c.exit;
     json_t *reply;
     if (!cmd_parse_u64(last, 1, 10000, &n)) {
         c.exit = ctl_bad(&c, "--last %s: use 1 … 10000", last);
+    } else if (compare != NULL && (!compare_parse(compare, sets) || c.n_args > 1)) {
+        c.exit =
+            ctl_bad(&c, "--compare %s: use A-B,C-D, two sets of versions, and no VERSION", compare);
+    } else if (compare != NULL) {
+        if (ctl_model(&c, &model))
+            c.exit = compare_versions(&c, model, sets);
     } else if (ctl_version(&c, 1, &version) && ctl_model(&c, &model) &&
                ctl_ask(&c, CTL_TIMELINE,
                        json_pack("{sssIsI}", "model", model, "version", (json_int_t)version, "last",

@@ -58,10 +58,6 @@ bool ctl_version(struct ctl *c, int i, uint64_t *ret_version);
 /* Prints and frees. Takes j. */
 int ctl_print_json(const struct ctl *c, struct json_t *j);
 
-/* Fields of an answer, with a default where they are missing. */
-uint64_t jnum(const struct json_t *o, const char *key);
-const char *jstr(const struct json_t *o, const char *key);
-
 /* Seconds as cmd_duration_text, from ns; bytes as cmd_bytes_text. The text is one of a few that
  * take turns: use it in the same expression. */
 const char *ctl_ns(uint64_t ns);

@@ -286,3 +286,15 @@ int ctl_decode(enum ctl_call call, const void *data, size_t n_bytes, json_t **re
     int r = pb_unpack(method_of(call)->reply, data, n_bytes, &limits, &message, e);
     return r != 0 ? r : give_json(message, ret, e);
 }
+
+uint64_t jnum(const json_t *o, const char *key)
+{
+    json_int_t v = json_integer_value(json_object_get(o, key));
+    return v < 0 ? 0 : (uint64_t)v;
+}
+
+const char *jstr(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s != NULL ? s : "";
+}

@@ -23,6 +23,10 @@ int ctl_call(struct rpc_channel *c, enum ctl_call call, struct json_t *request,
 /* The next state of a WatchRefit stream (api_watch_refit) as JSON; 1 at its good end. */
 int ctl_refit_state(struct rpc_stream *s, uint32_t timeout_ms, struct json_t **ret, struct err *e);
 
+/* Fields of an answer, with a default where they are missing. */
+uint64_t jnum(const struct json_t *o, const char *key);
+const char *jstr(const struct json_t *o, const char *key);
+
 /* Tests: a packed message of one of the replies, as JSON. */
 int ctl_decode(enum ctl_call call, const void *data, size_t n_bytes, struct json_t **ret,
                struct err *e);

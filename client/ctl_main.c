@@ -215,18 +215,6 @@ int ctl_print_json(const struct ctl *c, json_t *j)
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
 }
 
-uint64_t jnum(const json_t *o, const char *key)
-{
-    json_int_t v = json_integer_value(json_object_get(o, key));
-    return v < 0 ? 0 : (uint64_t)v;
-}
-
-const char *jstr(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s != NULL ? s : "";
-}
-
 enum { TURNS = 12, TURN_BYTES = 32 };
 
 static char *turn(void)

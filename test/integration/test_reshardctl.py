@@ -163,6 +163,21 @@ def versions_and_timeline_tell_what_happened(w):
         assert part in text, (part, text)
 
 
+def two_sets_of_versions_are_compared(w):
+    records = {v["version"]: v for v in w.json("versions", "m")["versions"]}
+    a, b = w.json("timeline", "m", "--compare", "1-2,3-9")["sets"]
+    assert (a["from"], a["to"], a["first_of_epoch"]["n"], a["steady"]["n"]) == (1, 2, 1, 1)
+    assert (b["first_of_epoch"]["n"], b["steady"]["n"], b["not_committed"]) == (0, 1, 0)
+    for key in ("total_ns", "wire_ns", "stall_ns"):
+        assert a["first_of_epoch"][key]["median"] == records[1][key]
+        assert all(b["steady"][key][q] == records[3][key] for q in ("least", "median", "p90", "most"))
+    assert a["strategies"] == ["reshard"] and a["plans"] == [records[1]["plan_digest"]]
+    text = w.ctl("timeline", "m", "--compare", "1-2,3").stdout
+    assert "first of an epoch" in text and "median of the second over the first, steady: total " in text, text
+    for bad in ("1-2", "2-1,3", "1,", "0-1,2-3", "a,b"):
+        fails(w, USAGE, "timeline", "m", "--compare", bad, says="--compare")
+
+
 def a_chrome_trace_has_spans_and_instants(w):
     path = w.dir / "trace.json"
     assert w.ctl("timeline", "m", 3, "--chrome", path).returncode == OK
@@ -221,7 +236,7 @@ def an_evicted_worker_is_gone(w):
 TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon_or_not,
          help_is_on_stdout_and_no_command_is_bad_usage, the_socket_may_come_from_the_environment,
          status_shows_models_instances_and_workers, versions_and_timeline_tell_what_happened,
-         a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
+         two_sets_of_versions_are_compared, a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
          a_committed_version_is_watched_to_its_end_at_once, a_version_that_nobody_publishes_can_be_aborted,
          an_evicted_worker_is_gone)
 

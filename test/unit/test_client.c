@@ -25,6 +25,7 @@
 #include "reshard.pb-c.h"
 
 #include "client/ctl_api.c" /* belongs to reshardctl, not to the library that tests link */
+#include "client/ctl_compare.c"
 
 static const char layout_text[] =
     "{\"name\": \"l\", \"ranks\": 3, \"meshes\": [{\"name\": \"m\", \"shape\": [3], \"ranks\": [2, "
@@ -438,6 +439,7 @@ END_TEST
     X(a_welcome_is_believed_only_when_whole_and_right)                                             \
     X(no_daemon_and_a_path_that_is_too_long_are_told_apart)                                        \
     X(answers_become_json_with_hex_ids_and_plain_enum_names)                                       \
+    X(firsts_of_an_epoch_and_aborted_versions_stand_apart_from_steady_ones)                        \
     X(rate_and_time_left_follow_the_newest_two_seconds)                                            \
     X(waiting_for_the_first_byte_does_not_count_into_the_rate)                                     \
     X(a_bar_is_as_full_as_its_share)                                                               \
