@@ -15,10 +15,11 @@ static const struct pb_field_limit field_limits[] = {
     {"reshard.v1.Instance.ranks", 1 << 20},          {"reshard.v1.Tensor.regions", 1 << 18},
     {"reshard.v1.BindingPage.pieces", 200000},       {"reshard.v1.PublishRequest.expected", 200000},
 };
+/* Names have a limit of their own, which api_name tells as such. */
 static const struct pb_limits limits = {.max_depth = 6,
                                         .max_repeated = 1024,
                                         .max_memory_bytes = (size_t)192 << 20,
-                                        .max_string_bytes = LAYOUT_MAX_NAME_BYTES,
+                                        .max_string_bytes = 1 << 17,
                                         .fields = field_limits,
                                         .n_fields = sizeof field_limits / sizeof *field_limits};
 

@@ -435,7 +435,7 @@ static struct binding_job *binding_job_new(struct lease *l)
 int op_attach_done(struct attach_stream *st, struct err *e)
 {
     struct lease *l = st->lease;
-    if (l == NULL || l->job || l->done || (l->life != LEASE_ATTACHING && !l->resuming))
+    if (l == NULL || (!l->resuming && (l->done || l->life != LEASE_ATTACHING)))
         return err_set(e, RS_EPRECOND, "AttachDone comes once, after AttachHello and the bindings");
     if (l->resuming) {
         l->resuming = false;

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "service/blame.h"
 #include "service/compare.h"
 #include "service/held.h"
 #include "service/lease.h"
@@ -122,6 +123,7 @@ void lease_bind(struct lease *l, void (*after)(struct lease *l, int code, const 
 static void node_up(struct service *s)
 {
     s->node_up = true;
+    log_info("data plane serves: workers %u", s->n_leases);
     queue_foreach (q, &s->models) {
         struct model *m = container_of(q, struct model, in);
         struct refit_event ev = {.type = REFIT_EV_NODE_UP, .node = {.node = NODE}};
@@ -248,7 +250,9 @@ static void on_published(struct link_request *r, int code, struct wire_packet *p
     struct lease *l = container_of(r, struct lease, publish);
     struct err mine = {0};
     if (code != 0) {
-        publish_finish(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(e, code));
+        mine = *e;
+        blame_names(&mine, l->layout->layout, NULL);
+        publish_finish(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(&mine, code));
         return;
     }
     code = lease_table(l, packet, &l->publishing->fingerprints, &mine);
@@ -300,6 +304,8 @@ int lease_publish(struct lease *l, uint64_t version, const struct op_expected *e
         return err_set(e, RS_EPRECOND,
                        "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
                        l->publishing->version);
+    if (!l->bound)
+        return err_set(e, RS_EUNAVAIL, "the data plane is being replaced; try again");
     struct publication *p = mem_zalloc(sizeof *p);
     if (p == NULL)
         return err_set(e, RS_ENOMEM, "no memory to publish");
@@ -357,9 +363,13 @@ static void on_applied(struct link_request *r, int code, struct wire_packet *pac
 {
     struct lease *l = container_of(r, struct lease, apply);
     struct err mine = {0};
-    if (code == 0 && (code = applied_check(l, packet, &mine)) != 0)
-        e = &mine;
-    applied(l, code, code == 0 ? "" : err_text(e, code));
+    if (code == 0) {
+        code = applied_check(l, packet, &mine);
+    } else {
+        mine = *e;
+        blame_names(&mine, l->layout->layout, NULL);
+    }
+    applied(l, code, code == 0 ? "" : err_text(&mine, code));
 }
 
 void lease_apply(struct model *m, const struct refit_action *a)

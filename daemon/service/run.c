@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "service/blame.h"
 #include "service/compare.h"
 #include "service/held.h"
 #include "service/options.h"
@@ -60,11 +61,30 @@ static void report(struct model *m, enum refit_event_type type, int code, const 
     (void)model_event(m, &ev);
 }
 
-static void report_failed(struct model *m, int code, const struct err *e)
+static struct lease *place_lease(struct model *m, const struct plan_entry *plan, uint32_t place);
+
+/* The destination worker that a FAILED answer blames; 0: none. */
+static uint64_t blamed_worker(struct model *m, const struct wire_packet *packet)
 {
-    /* A dead data plane is told once for all, as NODE_LOST. */
-    if (code != RS_EPEER)
-        report(m, REFIT_EV_FAILED, code, err_text(e, code), 0);
+    struct wire_failure f;
+    const struct plan_entry *plan = m->run.plan;
+    if (packet == NULL || plan == NULL || packet->header.body_bytes < sizeof f)
+        return 0;
+    memcpy(&f, packet->body, sizeof f);
+    const struct lease *l = f.place < plan->program.n_places ? place_lease(m, plan, f.place) : NULL;
+    return l != NULL && l->side == REFIT_DESTINATION ? l->id : 0;
+}
+
+static void report_failed(struct model *m, int code, const struct wire_packet *packet,
+                          const struct err *e)
+{
+    struct err named = *e;
+    if (code == RS_EPEER)
+        return; /* a dead data plane is told once for all, as NODE_LOST */
+    uint64_t worker = blamed_worker(m, packet);
+    if (m->run.plan != NULL)
+        blame_names(&named, m->run.plan->source->layout, m->run.plan);
+    report(m, REFIT_EV_FAILED, code, err_text(&named, code), worker);
 }
 
 /* --- devices ------------------------------------------------------------------------------------ */
@@ -484,9 +504,8 @@ static void on_prepared(struct link_request *r, int code, struct wire_packet *pa
                         const struct err *e)
 {
     struct model *m = container_of(r, struct model, run.prepare);
-    (void)packet;
     if (code != 0)
-        report_failed(m, code, e);
+        report_failed(m, code, packet, e);
     else
         report(m, REFIT_EV_PREPARED, 0, "", 0);
 }
@@ -652,7 +671,7 @@ static void on_staged(struct link_request *r, int code, struct wire_packet *pack
     struct model *m = container_of(r, struct model, run.start);
     struct err mine = {0};
     if (code != 0) {
-        report_failed(m, code, e);
+        report_failed(m, code, packet, e);
         return;
     }
     struct verify_job *j = verify_job_new(m, true);

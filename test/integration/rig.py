@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 
 BUILD = pathlib.Path(os.environ.get("RESHARD_BUILD", "build")).resolve()
 sys.path.insert(0, str(BUILD / "py"))
@@ -74,26 +75,26 @@ class Daemon:
                                 for s, keys in self.settings.items()))
         return path
 
-    def start(self, wait="data plane ready"):
+    def start(self, wait="data plane serves"):
         read, write = os.pipe()
         self.lines = []
         self.process = subprocess.Popen([BUILD / "reshardd", "--config", self.write_config()], stderr=write,
                                         stdin=subprocess.DEVNULL)
         os.close(write)
-        threading.Thread(target=self._read_log, args=(read,), daemon=True).start()
+        threading.Thread(target=self._read_log, args=(read, self.lines), daemon=True).start()
         if wait:
             self.wait_log(wait)
         return self
 
-    def _read_log(self, fd):
+    def _read_log(self, fd, lines):
         with os.fdopen(fd, errors="replace") as f, open(self.dir / "log", "a") as log:
             for line in f:
                 log.write(line)
                 with self.changed:
-                    self.lines.append(line.rstrip("\n"))
+                    lines.append(line.rstrip("\n"))
                     self.changed.notify_all()
         with self.changed:
-            self.lines.append("<end of log>")
+            lines.append("<end of log>")
             self.changed.notify_all()
 
     def wait_log(self, pattern, since=0, timeout=WAIT_S):
@@ -179,14 +180,9 @@ class Daemon:
         return self.start()
 
     def __exit__(self, kind, value, trace):
-        if kind is not None and not issubclass(kind, unittest_skip()):
+        if kind is not None and not issubclass(kind, unittest.SkipTest):
             print(f"--- the daemon's log:\n{self.tail(60)}", file=sys.stderr)
         self.close()
-
-
-def unittest_skip():
-    import unittest
-    return unittest.SkipTest
 
 
 class TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
@@ -247,6 +243,7 @@ class Client:
         self.socket.settimeout(WAIT_S)
         self.socket.connect(daemon.socket + ".mem")
         self.requests = 0
+        self.fds = []
         self.socket.sendall(record(type=HELLO))
         w = self.read()
         assert w.type == WELCOME and w.code == 0, w
@@ -273,22 +270,28 @@ class Client:
         return r.segment
 
     def segment(self, n_bytes, **fields):
-        """A sealed segment, mapped here: (id, mmap)."""
+        """A sealed segment, mapped here: (id, mmap). Its descriptor is closed with the client."""
         n_bytes = max(n_bytes, 1)
         fd = memfd(n_bytes)
-        try:
-            return self.ask([fd], type=SEGMENT, bytes=n_bytes, **fields), mmap.mmap(fd, n_bytes)
-        finally:
-            os.close(fd)
+        self.fds.append(fd)
+        return self.ask([fd], type=SEGMENT, bytes=n_bytes, **fields), mmap.mmap(fd, n_bytes)
 
     def drop(self, segment):
         return self.ask(type=SEGMENT_DROP, segment=segment)
+
+    def stub_raw(self, path, unary=False):
+        """A method that sends and receives bytes as they are."""
+        channel = self.daemon.channel(self.token)
+        return channel.unary_unary(path) if unary else channel.stream_unary(path)
 
     def put_layout(self, layout):
         return self.stub.PutLayout(iter(layout.pages()), timeout=WAIT_S).digest
 
     def close(self):
         self.socket.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
 
 
 # --- layouts ------------------------------------------------------------------------------------------
@@ -393,6 +396,7 @@ class Worker:
         self.n_bytes = n
         two = receive == pb.RECEIVE_STAGED
         self.segment, self.memory = client.segment(n * (2 if two else 1))
+        self.fd = client.fds[-1]
         self.memory[:] = bytes([POISON]) * len(self.memory)
         self.shadow = n if two else 0
         self.pieces, self.hello = pieces, hello
@@ -456,8 +460,8 @@ class Worker:
         except grpc.RpcError as e:
             events.put(("end", e))
 
-    def event(self, kind, version=None, timeout=WAIT_S):
-        """The next event of that kind (and version); others are skipped."""
+    def event(self, kind, version=None, attempt=0, timeout=WAIT_S):
+        """The next event of that kind (and version, and not of an older attempt); others are skipped."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -465,7 +469,7 @@ class Worker:
             except queue.Empty:
                 raise Deadline(f"rank {self.rank} of {self.layout.name}: no event {kind} {version or ''}\n"
                                + self.client.daemon.tail()) from None
-            if k == kind and (version is None or e.version == version):
+            if k == kind and (version is None or e.version == version and e.attempt >= attempt):
                 return e
             if k == "end":
                 raise AssertionError(f"rank {self.rank} of {self.layout.name}: the stream ended ({e}) before {kind}")
@@ -549,9 +553,9 @@ class Fleet:
     def final(self, version):
         return self.watch(version, lambda s: s.phase in (pb.PHASE_COMMITTED, pb.PHASE_ABORTED, pb.PHASE_SUPERSEDED))
 
-    def accept(self, version):
+    def accept(self, version, attempt=0):
         for w in self.destinations:
-            e = w.event("accept_requested", version)
+            e = w.event("accept_requested", version, attempt)
             w.accept(version, e.attempt)
 
     def refit(self, version, **options):
@@ -578,6 +582,15 @@ def refused(case, code, *words):
     case.assertEqual(e.code(), code, e.details())
     for word in words:
         case.assertIn(word, e.details())
+
+
+def main():
+    """Runs the tests of the file; the last line is what scripts/run-tests counts."""
+    program = unittest.main(exit=False, module="__main__", verbosity=2)
+    r = program.result
+    bad = len(r.failures) + len(r.errors) + len(r.unexpectedSuccesses)
+    print(f"{r.testsRun - bad - len(r.skipped)} passed, {bad} failed, {len(r.skipped)} skipped", flush=True)
+    sys.exit(1 if bad or r.testsRun == 0 else 0)
 
 
 # --- the models that the tests use ----------------------------------------------------------------------
@@ -609,3 +622,44 @@ def small_destination(name="rollout", dtype="bfloat16", cast=False):
         tensor("w2", [12, 16], dtype, "dptp", [None, 0], cast=cast),
         tensor("norm", [12], "float32", "dptp", [None, None]), tensor("odd", [7, 5], "int32", "dptp", [None, 0])],
         instances=[[0, 1], [2, 3]])
+
+
+def slow_source(rows=1024):
+    """One large tensor, TP4: what a refit in the middle of its bytes is shown with."""
+    return Layout("train", 4, [mesh("tp", [4])], [tensor("big", [rows, 1024], "uint8", "tp", [0])])
+
+
+def slow_destination():
+    return Layout("rollout", 4, [mesh("dptp", [2, 2])], [tensor("big", [1024, 1024], "uint8", "dptp", [None, 1])],
+                  instances=[[0, 1], [2, 3]])
+
+
+class SlowFleet(Fleet):
+    """A refit whose bytes take a while: random content, compared as a whole."""
+
+    RATE = {"devices__network_gbytes_per_s": 0.0004}
+
+    def __init__(self, daemon, **more):
+        super().__init__(daemon, slow_source(), slow_destination(), [0, 1, 2, 3], [4, 5, 6, 7], **more)
+        self.content = {}
+
+    def publish(self, version):
+        self.content[version] = os.urandom(1 << 20)
+        for w in self.sources:
+            w.memory[:] = self.content[version][w.rank << 18:(w.rank + 1) << 18]
+            w.publish(version)
+
+    def publish_again(self, version):
+        """The same content: an ended attempt has released the sources."""
+        for w in self.sources:
+            w.publish(version)
+
+    def expected(self, w, version):
+        column = (w.rank % 2) * 512
+        return b"".join(self.content[version][r * 1024 + column:r * 1024 + column + 512] for r in range(1024))
+
+    def live_is(self, w, version):
+        return w.memory[:1 << 19] == self.expected(w, version)
+
+    def until_bytes_move(self, version):
+        return self.watch(version, lambda s: s.phase == pb.PHASE_TRANSFERRING and 0 < s.bytes.landed < s.bytes.total)
