@@ -65,6 +65,14 @@ static void expect_no_calls(struct twin *t)
     ck_assert_uint_eq(n_calls(t), 0);
 }
 
+/* What a stop leaves on purpose. */
+static void remove_lock(const char *path)
+{
+    char lock[128];
+    (void)snprintf(lock, sizeof lock, "%s.lock", path);
+    ck_assert_int_eq(unlink(lock), 0);
+}
+
 /* --- stop ------------------------------------------------------------------------------------- */
 
 static void short_stop(void *arg)
@@ -104,6 +112,8 @@ START_TEST(a_stop_cuts_off_at_its_grace_what_does_not_end)
     ck_assert_uint_eq(seen_count(&t, &t.service.seen.n_ended), 6);
     ck_assert_int_eq(uv_loop_close(&t.loop), 0);
     rpc_channel_close(t.channel);
+    remove_lock(t.path);
+    ck_assert_int_eq(rmdir(t.directory), 0);
 }
 END_TEST
 
@@ -130,6 +140,8 @@ START_TEST(a_server_can_be_stopped_before_its_loop_ever_ran)
     ck_assert(done);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
     ck_assert_int_ne(access(path, F_OK), 0);
+    remove_lock(path);
+    ck_assert_int_eq(rmdir(directory), 0);
 }
 END_TEST
 
@@ -153,6 +165,8 @@ START_TEST(a_stop_leaves_the_loop_s_other_handles_alone)
     ck_assert_int_eq(uv_run(&t.loop, UV_RUN_DEFAULT), 0);
     ck_assert_int_eq(uv_loop_close(&t.loop), 0);
     rpc_channel_close(t.channel);
+    remove_lock(t.path);
+    ck_assert_int_eq(rmdir(t.directory), 0);
 }
 END_TEST
 
@@ -745,6 +759,7 @@ START_TEST(killed_clients_leave_no_call_and_no_harm)
     expect_no_calls(&t);
     twin_run(&t, stop_command, &t);
     twin_await_stop(&t);
+    remove_lock(path);
 }
 END_TEST
 
@@ -800,6 +815,7 @@ START_TEST(an_idle_program_keeps_its_streams)
     ck_assert_int_eq(status, 0);
     twin_run(&t, stop_command, &t);
     twin_await_stop(&t);
+    remove_lock(path);
 }
 END_TEST
 
@@ -886,6 +902,8 @@ START_TEST(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)
     mem_free(reply);
     twin_run(&t, stop_command, &t);
     twin_await_stop(&t);
+    remove_lock(path);
+    ck_assert_int_eq(rmdir(directory), 0);
     (void)waitpid(child, NULL, 0);
 }
 END_TEST
