@@ -6,7 +6,7 @@
  * When done says 0 the transaction survives a crash of the machine. When it says RS_EFULL,
  * RS_ENOMEM or RS_EUNAVAIL it left nothing behind. RS_EDISK: what is in the file is not known;
  * every later transaction is refused with it too, and the daemon must stop without telling anyone
- * how those that failed ended (give the decider no NOT_DURABLE): the next start reads what there
+ * how those that failed ended (the decider refuses everything once it has been told): the next start reads what there
  * is. A crash between submit and done leaves the whole of the transaction or nothing of it.
  *
  * Marks (ledger_mark) are not part of that: they are written in batches, within about a second, and

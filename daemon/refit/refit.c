@@ -320,13 +320,17 @@ uint64_t deadline_after(const struct step *s, uint32_t ms)
 
 /* --- dispatch --- */
 
-/* The write that the ledger answers: the oldest, or a repeated answer, which is nothing. */
+/* The write that is answered: mostly the oldest, but one that the service could not even hand to the
+ * ledger fails before those that are on their way. False: a repeated answer, which is nothing. */
 static bool take_write(struct refit *r, uint64_t sequence, struct refit_write *ret)
 {
-    if (r->n_writes == 0 || r->writes[0].sequence != sequence)
+    size_t at = 0;
+    while (at < r->n_writes && r->writes[at].sequence != sequence)
+        at++;
+    if (at == r->n_writes)
         return false;
-    *ret = r->writes[0];
-    memmove(r->writes, r->writes + 1, (--r->n_writes) * sizeof *r->writes);
+    *ret = r->writes[at];
+    memmove(r->writes + at, r->writes + at + 1, (--r->n_writes - at) * sizeof *r->writes);
     struct refit_version *v = refit_find_version(r, ret->version);
     if (v != NULL)
         v->n_writes--;
@@ -391,6 +395,21 @@ static void on_restored(struct step *s)
     }
     if (any)
         (void)step_persist(s, WRITE_NOTE, NULL);
+}
+
+/* What is in the ledger is not known any more, so nothing that depends on it may be said or done: not that
+ * a version is committed, and not that it is aborted. Everything is refused until a restart. */
+static void on_ledger_failed(struct step *s)
+{
+    struct refit *r = s->r;
+    const char *text = step_text(
+        s, "the ledger failed (%.700s): how this ended is not known until the daemon is restarted",
+        s->ev->durable.text == NULL ? err_name(s->ev->durable.code) : s->ev->durable.text);
+    r->ledger_failed = true;
+    r->deadline_ns = REFIT_NEVER;
+    for (size_t i = 0; i < r->n_waiters; i++)
+        step_reply(s, r->waiters[i].cookie, RS_EDISK, text);
+    r->n_waiters = 0;
 }
 
 static int dispatch(struct step *s)
@@ -485,6 +504,15 @@ int refit_step(struct refit *r, const struct refit_event *ev, struct refit_updat
     int rc = step_reserve(r, u);
     if (rc != 0)
         return rc;
+    if (r->ledger_failed) {
+        step_reply(&s, ev->cookie, RS_EDISK, "the ledger failed: the daemon must be restarted");
+        return 0;
+    }
+    if (ev->type == REFIT_EV_NOT_DURABLE && ev->durable.code == RS_EDISK) {
+        on_ledger_failed(&s);
+        tell_deadline(&s);
+        return 0;
+    }
     rc = dispatch(&s);
     if (rc != 0) {
         rs_assert(u->n_actions == 0);

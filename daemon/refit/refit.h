@@ -241,6 +241,7 @@ struct refit {
     uint64_t publication; /* sum over what the attempt in flight reads; 0: not known */
     bool expelled;        /* silent nodes were asked to be replaced in this ABORTING */
     bool again;           /* after ABORTING: another attempt without the excluded instances */
+    bool ledger_failed;   /* NOT_DURABLE said RS_EDISK: everything is refused from then on */
     uint64_t sequence;    /* newest PERSIST */
     struct refit_waiter *waiters;
     size_t n_waiters, waiters_capacity;
@@ -386,7 +387,10 @@ struct refit_event {
         } node;
         struct {
             uint64_t sequence; /* of the PERSIST */
-            int code; /* NOT_DURABLE: RS_EFULL, RS_EDISK, RS_ENOMEM; it left nothing behind */
+            /* NOT_DURABLE: RS_EFULL, RS_ENOMEM, RS_EUNAVAIL: it left nothing behind. RS_EDISK: that is
+             * not known; the decider answers whoever waits, then refuses everything, and the daemon
+             * should stop. */
+            int code;
             const char *text;
         } durable;
     };
@@ -395,9 +399,10 @@ struct refit_event {
 /* --- actions --- */
 
 enum refit_action_type {
-    REFIT_DO_PERSIST =
-        1,         /* one transaction; answer DURABLE or NOT_DURABLE with its sequence, in order */
-    REFIT_DO_PLAN, /* plan for the workers that take part; answer PLANNED */
+    /* One transaction; answer DURABLE or NOT_DURABLE with its sequence, in order (but for one that
+     * could not be handed over). */
+    REFIT_DO_PERSIST = 1,
+    REFIT_DO_PLAN,    /* plan for the workers that take part; answer PLANNED */
     REFIT_DO_PREPARE, /* on a node; answer PREPARED or FAILED */
     REFIT_DO_START,   /* on a node; answer PROGRESS*, then STAGED or FAILED */
     REFIT_DO_ABORT,   /* on a node; answer QUIESCED */

@@ -1367,6 +1367,15 @@ START_TEST(two_aborts_make_one_end_and_both_are_answered)
     ck_assert(answer(&b, one) == NULL && answer(&b, two) == NULL);
     written(&b, sequence, 0);
     ck_assert(code(&b, one) == 0 && code(&b, two) == 0);
+    b.hold = false; /* and of a queued version */
+    (void)submit(&b, 2, "b", 1);
+    (void)submit(&b, 3, "c", 1);
+    b.hold = true;
+    one = abort_version(&b, 3);
+    sequence = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    two = abort_version(&b, 3);
+    written(&b, sequence, 0);
+    ck_assert(code(&b, one) == 0 && code(&b, two) == 0);
     bed_close(&b);
 }
 END_TEST
@@ -1477,6 +1486,49 @@ START_TEST(the_attempt_mark_comes_from_whichever_row_is_highest)
 }
 END_TEST
 
+START_TEST(a_write_that_was_never_handed_over_fails_before_those_on_their_way)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.hold = true;
+    uint64_t first = submit(&b, 1, "a", 1);
+    uint64_t one = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    uint64_t second = submit(&b, 2, "b", 1);
+    uint64_t two = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    written(&b, two, RS_ENOMEM);
+    ck_assert_int_eq(code(&b, second), RS_ENOMEM);
+    ck_assert_int_eq(phase(&b, 2), REFIT_NONE);
+    written(&b, one, 0);
+    written(&b, one, 0); /* repeated: nothing */
+    ck_assert_int_eq(code(&b, first), 0);
+    bed_close(&b);
+}
+END_TEST
+
+/* Whether the commit is in the file is not known: neither committed nor aborted may be said. */
+START_TEST(a_failed_ledger_says_nothing_of_the_commit_and_refuses_everything)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    node_event(&b, REFIT_EV_STAGED, 0);
+    b.hold = true;
+    node_event(&b, REFIT_EV_STAGED, 1);
+    uint64_t commit = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    uint64_t abort = abort_version(&b, 1);
+    written(&b, commit, RS_EDISK);
+    ck_assert_int_eq(code(&b, abort), RS_EDISK);
+    ck_assert_uint_eq(count(&b, REFIT_DO_NOTIFY) + count(&b, REFIT_DO_COMMITTED) +
+                          count(&b, REFIT_DO_TELL) + count(&b, REFIT_DO_ABORT),
+                      0);
+    ck_assert_int_eq(code(&b, submit(&b, 2, "b", 1)), RS_EDISK);
+    tick(&b, 1000000);
+    ck_assert_uint_eq(b.u.n_actions, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
+    bed_close(&b);
+}
+END_TEST
+
 /* Every event fails at its i-th allocation, then is given again: nothing may have changed in between. */
 START_TEST(a_refit_survives_every_failed_allocation)
 {
@@ -1562,5 +1614,7 @@ END_TEST
     X(the_policy_may_do_without_an_instance_that_is_never_ready)                                   \
     X(there_is_no_other_attempt_once_the_source_was_released)                                      \
     X(the_attempt_mark_comes_from_whichever_row_is_highest)                                        \
+    X(a_write_that_was_never_handed_over_fails_before_those_on_their_way)                          \
+    X(a_failed_ledger_says_nothing_of_the_commit_and_refuses_everything)                           \
     X(a_refit_survives_every_failed_allocation)
 #include "test/lib/main.h"
