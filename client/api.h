@@ -13,15 +13,13 @@
 #include "layout/layout.h"
 #include "rpc/rpc_client.h"
 
-/* ---- api_layout.c ------------------------------------------------------------------------------
- */
+/* ---- api_layout.c ---- */
 
 /* Streams the layout up, in pages. */
 int api_put_layout(struct rpc_channel *c, const struct layout *l, uint64_t deadline_ns,
                    uint8_t ret_digest[16], struct err *e);
 
-/* ---- api_attach.c ------------------------------------------------------------------------------
- */
+/* ---- api_attach.c ---- */
 
 /* A worker's bindings, packed once into messages: they are sent again at each attach. */
 struct api_pages {
@@ -66,8 +64,7 @@ int api_attach(struct rpc_channel *c, const struct api_hello *hello, const struc
 /* One message of the stream. RS_EUNIMPL: an event that this library doesn't know; pass over it. */
 int api_event(const void *data, size_t n_bytes, struct reshard_event *ret, struct err *e);
 
-/* ---- api_calls.c -------------------------------------------------------------------------------
- */
+/* ---- api_calls.c ---- */
 
 int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
                 const struct reshard_expected *expected, size_t n_expected, uint64_t deadline_ns,

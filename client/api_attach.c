@@ -13,8 +13,7 @@
 
 enum { PAGE_PIECES = 512 };
 
-/* ---- pages -------------------------------------------------------------------------------------
- */
+/* ---- pages ---- */
 
 struct page_build {
     Reshard__V1__BindingPiece pieces[PAGE_PIECES];
@@ -107,8 +106,7 @@ void api_pages_close(struct api_pages *pages)
     *pages = (struct api_pages){0};
 }
 
-/* ---- attach ------------------------------------------------------------------------------------
- */
+/* ---- attach ---- */
 
 static int send_hello(struct rpc_stream *s, const struct api_hello *h, uint64_t deadline_ns,
                       struct err *e)
@@ -199,8 +197,7 @@ int api_attach(struct rpc_channel *c, const struct api_hello *hello, const struc
     return 0;
 }
 
-/* ---- events ------------------------------------------------------------------------------------
- */
+/* ---- events ---- */
 
 static void text_copy(char *to, const char *from)
 {

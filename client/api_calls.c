@@ -50,8 +50,7 @@ int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
     return r;
 }
 
-/* ---- submit ------------------------------------------------------------------------------------
- */
+/* ---- submit ---- */
 
 static void put_rules(struct api_arena *a, const struct reshard_submit *o,
                       Reshard__V1__RefitOptions *m)
@@ -118,8 +117,7 @@ int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const
     return 0;
 }
 
-/* ---- destinations ------------------------------------------------------------------------------
- */
+/* ---- destinations ---- */
 
 int api_ready(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t deadline_ns,
               struct err *e)
@@ -175,8 +173,7 @@ int api_mark(struct rpc_channel *c, const char *model, uint64_t version, const c
                       deadline_ns, e);
 }
 
-/* ---- committed versions ------------------------------------------------------------------------
- */
+/* ---- committed versions ---- */
 
 static struct reshard_committed committed_of(const Reshard__V1__Committed *m)
 {
@@ -226,8 +223,7 @@ int api_next_committed(struct rpc_stream *s, uint32_t timeout_ms, struct reshard
     return 0;
 }
 
-/* ---- states of a refit -------------------------------------------------------------------------
- */
+/* ---- states of a refit ---- */
 
 int api_watch_refit(struct rpc_channel *c, const char *model, uint64_t version,
                     uint64_t deadline_ns, struct rpc_stream **ret, struct err *e)

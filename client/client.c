@@ -73,8 +73,7 @@ bool client_pause(struct reshard_client *c, unsigned n, uint64_t deadline_ns)
     return go_on;
 }
 
-/* ---- the link ----------------------------------------------------------------------------------
- */
+/* ---- the link ---- */
 
 /* The current link if it lives, else NULL; a dead one is let go. */
 static struct link *link_now(struct reshard_client *c)
@@ -169,8 +168,7 @@ int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **re
     return 0;
 }
 
-/* ---- calls -------------------------------------------------------------------------------------
- */
+/* ---- calls ---- */
 
 bool client_retry(struct link *l, int code)
 {
@@ -214,8 +212,7 @@ int client_call(struct reshard_client *c, struct reshard_worker *w, uint64_t dea
     }
 }
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
 static void client_free(struct reshard_client *c)
 {

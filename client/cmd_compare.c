@@ -35,7 +35,7 @@ bool compare_parse(const char *text, struct compare_set ret_sets[2])
            parse_set(comma + 1, strlen(comma + 1), &ret_sets[1]);
 }
 
-/* ---- printing ---------------------------------------------------------------------------------- */
+/* ---- printing ---- */
 
 static void row(struct cmd_table *t, const char *kind, const json_t *g, const char *key)
 {

@@ -130,8 +130,7 @@ static int print_version(const char *model, const json_t *v)
     return r;
 }
 
-/* ---- the cycle ---------------------------------------------------------------------------------
- */
+/* ---- the cycle ---- */
 
 /* Sums over steady versions (of the same epoch as the one before): from submission to submission is
  * a cycle; a refit that outlasts its cycle overlaps the next one and counts as the whole of it. */
@@ -176,8 +175,7 @@ static void print_cycle(const json_t *versions)
     (void)printf("\n");
 }
 
-/* ---- Chrome trace ------------------------------------------------------------------------------
- */
+/* ---- Chrome trace ---- */
 
 static bool is_phase(const json_t *mark)
 {

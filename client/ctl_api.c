@@ -39,8 +39,7 @@ static const struct method *method_of(enum ctl_call call)
     return &methods[call];
 }
 
-/* ---- message → JSON ----------------------------------------------------------------------------
- */
+/* ---- message → JSON ---- */
 
 static json_t *message_json(const ProtobufCMessage *m);
 
@@ -203,8 +202,7 @@ static json_t *message_json(const ProtobufCMessage *m)
     return object;
 }
 
-/* ---- JSON → request: scalars only --------------------------------------------------------------
- */
+/* ---- JSON → request: scalars only ---- */
 
 static int set_field(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, const json_t *v,
                      struct err *e)
@@ -239,8 +237,7 @@ static int fill(ProtobufCMessage *m, json_t *request, struct err *e)
     return 0;
 }
 
-/* ---- calls -------------------------------------------------------------------------------------
- */
+/* ---- calls ---- */
 
 /* Frees message. */
 static int give_json(void *message, json_t **ret, struct err *e)

@@ -14,7 +14,7 @@
 static const char *const times[] = {"total_ns", "wire_ns", "stall_ns"};
 enum { N_TIMES = sizeof times / sizeof *times };
 
-/* ---- distributions ----------------------------------------------------------------------------- */
+/* ---- distributions ---- */
 
 static int ascending(const void *a, const void *b)
 {

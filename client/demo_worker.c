@@ -87,8 +87,7 @@ __attribute__((format(printf, 2, 3))) static void tell(const char *event, const 
     va_end(args);
 }
 
-/* ---- values: a hash of tensor, element and version
- * ------------------------------------------------- */
+/* ---- values: a hash of tensor, element and version ---- */
 
 static uint32_t mix(uint32_t h)
 {
@@ -226,8 +225,7 @@ static uint64_t check_all(struct worker *w, uint64_t version)
     return checked;
 }
 
-/* ---- where the shards lie
- * -------------------------------------------------------------------------- */
+/* ---- where the shards lie ---- */
 
 static uint64_t align_up(uint64_t v)
 {
@@ -363,8 +361,7 @@ static struct reshard_piece *pieces_in(const struct worker *w, struct reshard_se
     return pieces;
 }
 
-/* ---- start
- * ----------------------------------------------------------------------------------------- */
+/* ---- start ---- */
 
 static struct reshard_layout *read_layout(const char *path)
 {
@@ -410,8 +407,7 @@ static void attach(struct worker *w)
          w->n_parts);
 }
 
-/* ---- trainer
- * --------------------------------------------------------------------------------------- */
+/* ---- trainer ---- */
 
 /* Events that a worker has no part in are passed over; what ends the demo ends it. */
 static struct reshard_event next_event(struct worker *w)
@@ -467,8 +463,7 @@ static void train(struct worker *w, uint64_t version)
     tell("released", ", \"version\": %llu", (unsigned long long)version);
 }
 
-/* ---- inference
- * ------------------------------------------------------------------------------------- */
+/* ---- inference ---- */
 
 static void mark(struct worker *w, uint64_t version, const char *name)
 {
@@ -512,8 +507,7 @@ static void serve(struct worker *w)
     }
 }
 
-/* ---- main
- * ------------------------------------------------------------------------------------------ */
+/* ---- main ---- */
 
 static unsigned number(const char *text)
 {

@@ -102,8 +102,7 @@ uint64_t reshard_layout_rank_bytes(const struct reshard_layout *l, uint32_t rank
     return layout_rank_bytes(l->layout, rank);
 }
 
-/* ---- dense pieces ------------------------------------------------------------------------------
- */
+/* ---- dense pieces ---- */
 
 static uint64_t n_boxes(const struct reshard_layout *l, uint32_t rank)
 {

@@ -60,8 +60,7 @@ static int wait_for(int fd, short events, uint64_t deadline_ns, struct err *e)
     }
 }
 
-/* ---- records of the memory socket --------------------------------------------------------------
- */
+/* ---- records of the memory socket ---- */
 
 static int record_send(int socket_fd, const struct memory_record *record, int fd,
                        uint64_t deadline_ns, struct err *e)
@@ -164,8 +163,7 @@ int link_segment_drop(struct link *l, uint64_t segment, uint64_t deadline_ns, st
     return record_exchange(l, &record, -1, deadline_ns, e);
 }
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
 static int memory_connect(const char *path, int *ret_fd, struct err *e)
 {

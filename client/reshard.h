@@ -43,7 +43,7 @@ enum { RESHARD_MAX_DIMS = 8, RESHARD_TEXT_BYTES = 1024, RESHARD_TIMEOUT_DEFAULT_
 /* Where a daemon listens unless told otherwise: the environment's RESHARD_SOCKET, else this. */
 #define RESHARD_SOCKET_DEFAULT "/run/reshard/reshardd.sock"
 
-/* ---- errors --------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 /* The values are stable. In brackets: what to do. */
 enum reshard_error_code {
@@ -78,7 +78,7 @@ struct reshard_error {
 /* "invalid argument" …; "ok" for 0. Never NULL. Any thread. */
 RESHARD_API const char *reshard_error_name(int code);
 
-/* ---- connection ----------------------------------------------------------------------------- */
+/* ---- connection ---- */
 
 struct reshard_client;
 
@@ -98,7 +98,7 @@ RESHARD_API void reshard_close(struct reshard_client *client);
 RESHARD_API uint64_t reshard_incarnation(struct reshard_client *client);
 RESHARD_API uint64_t reshard_reconnects(struct reshard_client *client);
 
-/* ---- memory --------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 /* One allocation that the daemon can map too: host shared memory, a sealed memfd with all its pages
  * allocated. Use one per arena, never one per tensor (at most 1024 per worker). */
@@ -127,7 +127,7 @@ RESHARD_API uint64_t reshard_segment_bytes(const struct reshard_segment *segment
 RESHARD_API int reshard_segment_free(struct reshard_segment *segment, uint32_t timeout_ms,
                                      struct reshard_error *e);
 
-/* ---- layouts -------------------------------------------------------------------------------- */
+/* ---- layouts ---- */
 
 /* One side's description of a model (JSON, see the README). Immutable. */
 struct reshard_layout;
@@ -171,7 +171,7 @@ RESHARD_API uint32_t reshard_layout_shards(const struct reshard_layout *layout, 
 /* Bytes that `rank` holds over all tensors. */
 RESHARD_API uint64_t reshard_layout_rank_bytes(const struct reshard_layout *layout, uint32_t rank);
 
-/* ---- bindings ------------------------------------------------------------------------------- */
+/* ---- bindings ---- */
 
 /* A strided piece of memory that holds a box of a tensor. The pieces of a worker tile its shards
  * exactly; no byte belongs to two elements (sources may alias tied tensors). A logical tensor
@@ -199,7 +199,7 @@ RESHARD_API int reshard_pieces_dense(const struct reshard_layout *layout, uint32
                                      struct reshard_error *e);
 RESHARD_API void reshard_pieces_free(struct reshard_piece *pieces); /* NULL is fine */
 
-/* ---- workers -------------------------------------------------------------------------------- */
+/* ---- workers ---- */
 
 /* One (model, side, layout, rank) of this process: its lease at the daemon, held by an open stream
  * and a thread of the library until reshard_detach or the process's end. */
@@ -282,7 +282,7 @@ RESHARD_API const char *reshard_event_name(enum reshard_event_type type);
 RESHARD_API int reshard_next_event(struct reshard_worker *worker, uint32_t timeout_ms,
                                    struct reshard_event *ret_event, struct reshard_error *e);
 
-/* ---- what a source says --------------------------------------------------------------------- */
+/* ---- what a source says ---- */
 
 /* A whole tensor's fingerprint in source dtype, computed the caller's own way. */
 struct reshard_expected {
@@ -296,7 +296,7 @@ RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
                                 const struct reshard_expected *expected, size_t n_expected,
                                 uint32_t timeout_ms, struct reshard_error *e);
 
-/* ---- what a destination says ---------------------------------------------------------------- */
+/* ---- what a destination says ---- */
 
 /* in_place: "my engine is paused, the daemon may write my memory for this version". */
 RESHARD_API int reshard_ready(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
@@ -314,7 +314,7 @@ RESHARD_API int reshard_apply(struct reshard_worker *worker, uint64_t version, u
 RESHARD_API int reshard_skip(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
                              struct reshard_error *e);
 
-/* ---- versions ------------------------------------------------------------------------------- */
+/* ---- versions ---- */
 
 enum reshard_release { /* when the sources may write again */
                        RESHARD_RELEASE_DEFAULT = 0,

@@ -23,8 +23,7 @@ const char *reshard_phase_name(enum reshard_phase phase)
     return i < sizeof names / sizeof *names ? names[i] : "unknown";
 }
 
-/* ---- submit, mark ------------------------------------------------------------------------------
- */
+/* ---- submit, mark ---- */
 
 struct submit_try {
     const char *model;
@@ -80,8 +79,7 @@ int reshard_mark(struct reshard_client *c, const char *model, uint64_t version, 
     return client_give(e, r, &err);
 }
 
-/* ---- waiting for a version ---------------------------------------------------------------------
- */
+/* ---- waiting for a version ---- */
 
 struct wait_try {
     const char *model;
@@ -168,8 +166,7 @@ int reshard_wait(struct reshard_client *c, const char *model, uint64_t version,
     return client_give(e, r, &err);
 }
 
-/* ---- committed versions ------------------------------------------------------------------------
- */
+/* ---- committed versions ---- */
 
 struct committed_try {
     const char *model;

@@ -90,8 +90,7 @@ const char *reshard_event_name(enum reshard_event_type type)
     return i < sizeof names / sizeof *names && names[i] != NULL ? names[i] : "unknown";
 }
 
-/* ---- events, and the account of what the memory holds; under the mutex -------------------------
- */
+/* ---- events, and the account of what the memory holds; under the mutex ---- */
 
 static void event_push(struct reshard_worker *w, enum reshard_event_type type, uint64_t version,
                        uint64_t attempt, const char *reason)
@@ -161,8 +160,7 @@ static void take_attached(struct reshard_worker *w, struct link *l, struct rpc_s
     pthread_cond_broadcast(&w->changed);
 }
 
-/* ---- attaching ---------------------------------------------------------------------------------
- */
+/* ---- attaching ---- */
 
 /* The daemon's ids of the worker's segments, as they are on `l`: RS_EUNAVAIL where the client has
  * gone on to another link meanwhile. */
@@ -239,8 +237,7 @@ static int try_attach(struct link *l, uint64_t worker, uint64_t deadline_ns, voi
     return 0;
 }
 
-/* ---- the thread --------------------------------------------------------------------------------
- */
+/* ---- the thread ---- */
 
 /* True where the stream goes on. */
 static bool take_message(struct reshard_worker *w, void *data, size_t n)
@@ -363,8 +360,7 @@ static void *worker_run(void *arg)
     return NULL;
 }
 
-/* ---- calls -------------------------------------------------------------------------------------
- */
+/* ---- calls ---- */
 
 int worker_hold(struct reshard_worker *w, uint64_t deadline_ns, struct link **ret_link,
                 uint64_t *ret_worker, struct err *e)
@@ -579,8 +575,7 @@ int reshard_skip(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms
     return client_give(e, apply(w, &t, timeout_ms, &err), &err);
 }
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
 static uint32_t segment_number(const struct reshard_segment *s, void *arg)
 {

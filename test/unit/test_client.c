@@ -133,8 +133,7 @@ START_TEST(memory_that_could_vanish_is_not_handed_over)
 }
 END_TEST
 
-/* ---- pages -------------------------------------------------------------------------------------
- */
+/* ---- pages ---- */
 
 static uint32_t seventh(const struct reshard_segment *s, void *arg)
 {
@@ -188,8 +187,7 @@ START_TEST(bindings_of_any_number_are_cut_into_pages_in_order)
 }
 END_TEST
 
-/* ---- the memory socket --------------------------------------------------------------------------
- */
+/* ---- the memory socket ---- */
 
 struct peer {
     char path[96];
@@ -290,8 +288,7 @@ START_TEST(no_daemon_and_a_path_that_is_too_long_are_told_apart)
 }
 END_TEST
 
-/* ---- answers as JSON
- * --------------------------------------------------------------------------------- */
+/* ---- answers as JSON ---- */
 
 static void *packed_status(size_t *ret_n)
 {
@@ -342,8 +339,54 @@ START_TEST(answers_become_json_with_hex_ids_and_plain_enum_names)
 }
 END_TEST
 
-/* ---- progress
- * ---------------------------------------------------------------------------------------- */
+/* ---- two sets of versions ---- */
+
+/* Newest first: 20 … 1; epoch 2 from 11 on; 15 was aborted; version v took v ms. */
+static json_t *twenty_versions(void)
+{
+    json_t *list = json_array();
+    for (json_int_t v = 20; v >= 1; v--)
+        (void)json_array_append_new(list,
+                                    json_pack("{sIsssIsIsIsIssss}", "version", v, "phase",
+                                              v == 15 ? "aborted" : "committed", "epoch",
+                                              (json_int_t)(v > 10 ? 2 : 1), "total_ns", v * 1000000,
+                                              "wire_ns", v, "stall_ns", (json_int_t)0, "strategy",
+                                              v % 2 ? "reshard" : "direct", "plan_digest", "p"));
+    return list;
+}
+
+static json_int_t number_of(const json_t *set, const char *group_name, const char *time,
+                            const char *which)
+{
+    const json_t *g = json_object_get(set, group_name);
+    return json_integer_value(json_object_get(json_object_get(g, time), which));
+}
+
+START_TEST(firsts_of_an_epoch_and_aborted_versions_stand_apart_from_steady_ones)
+{
+    json_t *versions = twenty_versions();
+    const struct compare_set sets[] = {{1, 10}, {9, 20}};
+    json_t *c = compare_records(versions, sets);
+    const json_t *a = json_array_get(json_object_get(c, "sets"), 0);
+    const json_t *b = json_array_get(json_object_get(c, "sets"), 1);
+    /* Steady of the first set: 2 … 10, nine of them: median the 5th, p90 the 9th (nearest rank). */
+    ck_assert_int_eq(number_of(a, "first_of_epoch", "total_ns", "most"), 1000000);
+    ck_assert_int_eq(number_of(a, "steady", "total_ns", "least"), 2000000);
+    ck_assert_int_eq(number_of(a, "steady", "total_ns", "median"), 6000000);
+    ck_assert_int_eq(number_of(a, "steady", "total_ns", "p90"), 10000000);
+    /* Of the second: 9, 10, 12 … 14, 16 … 20, ten of them: median the 5th (14), p90 the 9th (19). */
+    ck_assert_int_eq(number_of(b, "first_of_epoch", "wire_ns", "median"), 11);
+    ck_assert_int_eq(number_of(b, "steady", "wire_ns", "median"), 14);
+    ck_assert_int_eq(number_of(b, "steady", "wire_ns", "p90"), 19);
+    ck_assert_int_eq(json_integer_value(json_object_get(b, "not_committed")), 1);
+    ck_assert_uint_eq(json_array_size(json_object_get(b, "strategies")), 2);
+    ck_assert_uint_eq(json_array_size(json_object_get(b, "plans")), 1);
+    json_decref(c);
+    json_decref(versions);
+}
+END_TEST
+
+/* ---- progress ---- */
 
 START_TEST(rate_and_time_left_follow_the_newest_two_seconds)
 {
@@ -389,8 +432,7 @@ START_TEST(a_bar_is_as_full_as_its_share)
 }
 END_TEST
 
-/* ---- memory that runs out
- * -------------------------------------------------------------------------------- */
+/* ---- memory that runs out ---- */
 
 static int everything(const void *status, size_t n_status)
 {
