@@ -369,6 +369,32 @@ START_TEST(a39_replicas_are_counted_once_and_a_missing_range_is_named)
 }
 END_TEST
 
+START_TEST(every_failed_allocation_of_a_check_is_reported)
+{
+    struct layout *gap = layouts_parse(REGIONS("14", REGION1(0, 0, 2) "," REGION1(1, 5, 9)));
+    struct layout *part = layouts_parse(REGIONS("14", REGION1(0, 0, 1) "," REGION1(1, 6, 3)));
+    bool struck = true;
+    for (long i = 1; struck; i++) {
+        struct err e = {0};
+        struct box missing;
+        mem_fail_at(i);
+        int checked = layout_check(gap, &e);
+        int paired = layout_check_pair(gap, part, &e);
+        int gaps = layout_gap(&gap->tensors[0], &missing);
+        int digest = layout_digest(gap);
+        struck = mem_failed() != 0;
+        mem_fail_at(0);
+        ck_assert_int_eq((checked == RS_ENOMEM) + (paired == RS_ENOMEM) + (gaps == RS_ENOMEM) +
+                             (digest == RS_ENOMEM),
+                         struck);
+        ck_assert(struck || (checked == 0 && paired == 0 && gaps == 1 && digest == 0));
+        ck_assert(struck || i > 12);
+    }
+    layout_free(gap);
+    layout_free(part);
+}
+END_TEST
+
 START_TEST(b02_dtype_must_agree_unless_a_known_cast_is_declared)
 {
     struct layout *s = layouts_one("6", 1, "1", "0", "'Replicate'", "");
@@ -576,6 +602,7 @@ END_TEST
     X(a29_replicas_of_rows_and_empty_columns)                                                      \
     X(a30_scale_tile_over_two_shards_is_refused_with_the_edge)                                     \
     X(a39_replicas_are_counted_once_and_a_missing_range_is_named)                                  \
+    X(every_failed_allocation_of_a_check_is_reported)                                              \
     X(b02_dtype_must_agree_unless_a_known_cast_is_declared)                                        \
     X(b08_missing_and_unexpected_names_are_listed)                                                 \
     X(box_range_gives_the_same_elements_in_row_major_order)                                        \

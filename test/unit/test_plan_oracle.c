@@ -12,8 +12,28 @@ static unsigned random_rounds(unsigned fallback)
     return text == NULL ? fallback : (unsigned)strtoul(text, NULL, 10);
 }
 
+/* What the random plans have shown so far: a judge that never sees a relay proves nothing about relays. */
+struct seen {
+    unsigned relays, staged, local, direct, broadcast, cast;
+};
+
+static void look(struct seen *seen, const struct sim *m)
+{
+    for (size_t i = 0; i < m->s.n; i++) {
+        const struct plan_transfer *t = &m->s.all[i];
+        bool reshard = t->strategy == PLAN_RESHARD;
+        seen->relays += reshard && t->tier == TIER_NETWORK && t->from.side == SIDE_DESTINATION;
+        seen->staged += reshard && t->to.side == SIDE_STAGING;
+        seen->local += t->tier == TIER_DEVICE;
+        seen->direct += t->strategy == PLAN_DIRECT;
+        seen->broadcast += t->strategy == PLAN_GATHER_BROADCAST;
+        seen->cast += t->wire == DTYPE_BFLOAT16;
+    }
+}
+
 START_TEST(random_plans_write_each_needed_element_once_and_enter_each_domain_once)
 {
+    struct seen seen = {0};
     unsigned rounds = random_rounds(250);
     for (unsigned round = 0; round < rounds; round++) {
         uint64_t seed = 1000 + round;
@@ -22,11 +42,18 @@ START_TEST(random_plans_write_each_needed_element_once_and_enter_each_domain_onc
         struct plan *p = case_plan(&c), *again = case_plan(&c);
         struct sim m = judge(&c, p);
         ck_assert_mem_eq(plan_totals(p)->digest, plan_totals(again)->digest, 16);
+        look(&seen, &m);
         sim_close(&m);
         plan_free(p);
         plan_free(again);
         case_close(&c);
     }
+    ck_assert_uint_ge(seen.relays, rounds / 10);
+    ck_assert_uint_ge(seen.staged, rounds / 20);
+    ck_assert_uint_ge(seen.local, rounds / 10);
+    ck_assert_uint_ge(seen.direct, rounds / 10);
+    ck_assert_uint_ge(seen.broadcast, rounds / 10);
+    ck_assert_uint_ge(seen.cast, rounds / 10);
 }
 END_TEST
 
