@@ -15,6 +15,8 @@
 
 struct refit_node *refit_node(const struct refit *r, uint32_t node)
 {
+    if (node < r->n_nodes && r->nodes[node].node == node)
+        return &r->nodes[node]; /* where numbers are dense and came in order: nearly always */
     for (size_t i = 0; i < r->n_nodes; i++)
         if (r->nodes[i].node == node)
             return &r->nodes[i];
