@@ -19,8 +19,7 @@ static const char usage[] =
     "show:  an inventory; tensors that differ in numbers only share a line (--all: one each).\n"
     "       --tensor: who holds which part. --rank: what one rank holds. FILE '-' is stdin.\n";
 
-/* --- check -------------------------------------------------------------------------------------
- */
+/* --- check --------------------------------------------------------------- */
 
 static int check_gaps(const struct layout *l, struct err *e)
 {
@@ -114,7 +113,7 @@ static int layout_check_command(const struct layout_options *o)
     return cmd_flush("layout check", code);
 }
 
-/* --- show ----------------------------------------------------------------------------------------- */
+/* --- show ---------------------------------------------------------------- */
 
 static int layout_show_command(const struct layout_options *o)
 {
@@ -128,8 +127,7 @@ static int layout_show_command(const struct layout_options *o)
     return r == 0 ? cmd_flush("layout show", CMD_OK) : cmd_fail("layout show", r, &e);
 }
 
-/* --- arguments ---------------------------------------------------------------------------------
- */
+/* --- arguments ----------------------------------------------------------- */
 
 static int parse_options(int argc, char **argv, struct layout_options *o)
 {

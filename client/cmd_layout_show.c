@@ -16,8 +16,7 @@
 
 #include "base/banned.h"
 
-/* --- what tensors cost -------------------------------------------------------------------------
- */
+/* --- what tensors cost --------------------------------------------------- */
 
 struct cost {
     uint64_t held_bytes;  /* by all ranks together */
@@ -121,8 +120,7 @@ static double replication(const struct tensor *t, uint64_t held_bytes, uint64_t 
     return bytes == 0 ? 0 : (double)held_bytes / (double)bytes;
 }
 
-/* --- text of a tensor --------------------------------------------------------------------------
- */
+/* --- text of a tensor ---------------------------------------------------- */
 
 static const char *shape_text(const struct tensor *t, char *text, size_t capacity)
 {
@@ -176,8 +174,7 @@ static const char *range_text(uint64_t least, uint64_t most, char *text, size_t 
     return text;
 }
 
-/* --- groups: names that differ in numbers only ---------------------------------------------------
- */
+/* --- groups: names that differ in numbers only --------------------------- */
 
 struct group {
     char *pattern;
@@ -317,8 +314,7 @@ static int print_grouped(const struct inventory *v, const uint32_t *which, uint3
     return r;
 }
 
-/* --- totals ------------------------------------------------------------------------------------
- */
+/* --- totals -------------------------------------------------------------- */
 
 struct totals {
     uint64_t unique_bytes, held_bytes;
@@ -401,8 +397,7 @@ static void print_header(const struct layout *l)
     (void)printf("\n");
 }
 
-/* --- who holds a tensor --------------------------------------------------------------------------
- */
+/* --- who holds a tensor -------------------------------------------------- */
 
 struct holding {
     struct box box;
@@ -505,8 +500,7 @@ static int print_tensor(const struct layout *l, uint32_t i, int64_t rank)
     return print_holdings(l, i, rank);
 }
 
-/* --- JSON --------------------------------------------------------------------------------------
- */
+/* --- JSON ---------------------------------------------------------------- */
 
 static void put_numbers(struct buf *b, const char *key, const uint64_t *v, unsigned n)
 {
@@ -609,8 +603,7 @@ static int show_json(const struct inventory *v, const uint32_t *which, uint32_t 
     return r;
 }
 
-/* --- show --------------------------------------------------------------------------------------
- */
+/* --- show ---------------------------------------------------------------- */
 
 /* The tensors that the options ask for: by exact name, else by glob, and held by the rank. */
 static int select_tensors(const struct layout *l, const struct layout_options *o, uint32_t **ret,

@@ -37,8 +37,7 @@ struct options {
     char *globs[MAX_RULES]; /* owned */
 };
 
-/* --- arguments ---------------------------------------------------------------------------------
- */
+/* --- arguments ----------------------------------------------------------- */
 
 static int add_rule(struct options *o, const char *text)
 {
@@ -199,8 +198,7 @@ static int parse_options(int argc, char **argv, struct options *o)
     return CMD_OK;
 }
 
-/* --- input -------------------------------------------------------------------------------------
- */
+/* --- input --------------------------------------------------------------- */
 
 static int read_topology(const char *path, struct topology_file **ret, struct err *e)
 {

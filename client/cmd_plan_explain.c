@@ -52,8 +52,7 @@ static const struct plan_transfer *find(const struct story *s, uint64_t id)
     return bsearch(&id, s->all, s->n, sizeof *s->all, compare_id);
 }
 
-/* --- words -------------------------------------------------------------------------------------
- */
+/* --- words --------------------------------------------------------------- */
 
 /* "source rank 3 on n0:3", "rank 1 of 'rollout' on n1:1", "the staging memory of n1:2". */
 static const char *end_text(const struct story *s, const struct plan_end *end, char *text,
@@ -137,8 +136,7 @@ static void say_chain(const struct story *s, const struct plan_transfer *t, unsi
     }
 }
 
-/* --- one rank ----------------------------------------------------------------------------------
- */
+/* --- one rank ------------------------------------------------------------ */
 
 static bool arrives_at(const struct plan_transfer *t, uint32_t layout, uint32_t rank)
 {

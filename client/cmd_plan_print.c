@@ -10,8 +10,7 @@
 
 #include "base/banned.h"
 
-/* --- JSON --------------------------------------------------------------------------------------
- */
+/* --- JSON ---------------------------------------------------------------- */
 
 /* A plan can have tens of millions of transfers, so numbers and names are put down by hand: device and
  * tensor names are escaped once. */
@@ -235,8 +234,7 @@ int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e)
     return r == 0 ? 0 : err_set(e, r, "can't print the plan: %s", err_name(r));
 }
 
-/* --- table -------------------------------------------------------------------------------------
- */
+/* --- table --------------------------------------------------------------- */
 
 static void row(struct cmd_table *t, const char *what, uint64_t bytes, const char *note)
 {

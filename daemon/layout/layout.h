@@ -131,7 +131,7 @@ uint64_t layout_shard_bytes(const struct layout *l, uint32_t t, uint32_t rank);
 uint64_t layout_rank_bytes(const struct layout *l, uint32_t rank);
 uint64_t layout_tensor_bytes(const struct tensor *t);
 
-/* --- layout_json.c (jansson) ------------------------------------------------------------------ */
+/* --- layout_json.c (jansson) --------------------------------------------- */
 
 /* Parses and checks a layout; *ret_layout is the caller's. `text` need not be NUL-terminated.
  * RS_EINVAL with line and column for syntax, tensor and key for the rest; unknown keys and
@@ -142,8 +142,7 @@ int layout_from_json(const char *text, size_t n_bytes, struct layout **ret_layou
  */
 char *layout_to_json(const struct layout *l);
 
-/* --- layout_digest.c (xxHash) ------------------------------------------------------------------
- */
+/* --- layout_digest.c (xxHash) -------------------------------------------- */
 
 /* Fills l->digest (XXH3, 128 bits, big endian) from the canonical bytes: everything but names of
  * meshes and their dims, and with meshes in canonical order, so that equal layouts are equal. 0 or

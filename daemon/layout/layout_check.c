@@ -70,8 +70,7 @@ static int check_name(const char *name, const char *what, struct err *e)
     return 0;
 }
 
-/* --- meshes ------------------------------------------------------------------------------------
- */
+/* --- meshes -------------------------------------------------------------- */
 
 static int compare_mesh_name(const void *a, const void *b)
 {
@@ -169,8 +168,7 @@ static int check_meshes(const struct layout *l, struct err *e)
     return r == 0 ? check_mesh_names(l, e) : r;
 }
 
-/* --- tensors -----------------------------------------------------------------------------------
- */
+/* --- tensors ------------------------------------------------------------- */
 
 /* Adds the tensor's bytes to *total; zero-size dims count as 1, so that no partial product
  * overflows. */
@@ -393,8 +391,7 @@ static int check_tensors(struct layout *l, struct err *e)
     return 0;
 }
 
-/* --- derived tensors ---------------------------------------------------------------------------
- */
+/* --- derived tensors ----------------------------------------------------- */
 
 /* The pieces of a length cut by several mesh dims in turn, compared in step for a tensor and the
  * tensor that holds one value per block of it. */
@@ -524,8 +521,7 @@ static int check_derived(const struct layout *l, const struct tensor *t, struct 
     return check_derived_placement(l, t, from, e);
 }
 
-/* --- instances ---------------------------------------------------------------------------------
- */
+/* --- instances ----------------------------------------------------------- */
 
 /* Marks the ranks that some tensor names (also those whose piece is empty: their workers take
  * part). */
@@ -633,8 +629,7 @@ static int check_instances(struct layout *l, struct err *e)
     return r;
 }
 
-/* --- the whole ---------------------------------------------------------------------------------
- */
+/* --- the whole ----------------------------------------------------------- */
 
 static int check_limits(const struct layout *l, struct err *e)
 {

@@ -13,8 +13,7 @@
 
 enum { MAX_DEPTH = 16 };
 
-/* --- small readers: each error names the key ----------------------------------------------------
- */
+/* --- small readers: each error names the key ----------------------------- */
 
 #define KEYS(...)                                                                                  \
     (const char *const[])                                                                          \
@@ -136,8 +135,7 @@ static int get_ranks(const json_t *object, const char *key, uint32_t **ret, uint
     return r;
 }
 
-/* --- meshes ------------------------------------------------------------------------------------
- */
+/* --- meshes -------------------------------------------------------------- */
 
 static int mesh_shape(const json_t *object, struct mesh *m, struct err *e)
 {
@@ -214,8 +212,7 @@ static int decode_meshes(const json_t *root, struct layout *l, struct err *e)
     return 0;
 }
 
-/* --- tensors -----------------------------------------------------------------------------------
- */
+/* --- tensors ------------------------------------------------------------- */
 
 struct decoder {
     struct layout *l;
@@ -534,8 +531,7 @@ static int decode_tensors(const json_t *root, struct layout *l, struct err *e)
     return r;
 }
 
-/* --- the whole ---------------------------------------------------------------------------------
- */
+/* --- the whole ----------------------------------------------------------- */
 
 static int decode_instances(const json_t *root, struct layout *l, struct err *e)
 {
@@ -613,8 +609,7 @@ int layout_from_json(const char *text, size_t n_bytes, struct layout **ret_layou
     return r;
 }
 
-/* --- writing -----------------------------------------------------------------------------------
- */
+/* --- writing ------------------------------------------------------------- */
 
 static void put_u32_list(struct buf *b, const uint32_t *v, uint32_t n)
 {

@@ -73,8 +73,7 @@ static int copy_name(const json_t *value, const char *key, char **ret, struct er
     return *ret == NULL ? RS_ENOMEM : 0;
 }
 
-/* --- nodes and domains ---------------------------------------------------------------------------
- */
+/* --- nodes and domains --------------------------------------------------- */
 
 static int compare_entry(const void *a, const void *b)
 {
@@ -199,8 +198,7 @@ static int decode_nodes(struct decoder *c, const json_t *root)
     return r == 0 ? make_devices(c, list) : r;
 }
 
-/* --- ranks ---------------------------------------------------------------------------------------
- */
+/* --- ranks --------------------------------------------------------------- */
 
 /* "node:3": the device, or TOPOLOGY_NONE. The name may have colons itself. */
 static int32_t find_device(const struct decoder *c, const char *text)

@@ -62,7 +62,7 @@ static inline struct layout *layouts_one(const char *shape, unsigned n_ranks,
     return l;
 }
 
-/* --- who holds an element, by index arithmetic ----------------------------- */
+/* --- who holds an element, by index arithmetic --------------------------- */
 
 static inline bool layouts_dim_holds(const struct layout *l, const struct tensor *t, unsigned d,
                                      const uint32_t *coordinates, uint64_t x)
@@ -135,7 +135,7 @@ static inline bool layouts_box_has(const struct box *b, const uint64_t *at)
     return true;
 }
 
-/* --- random layouts -------------------------------------------------------- */
+/* --- random layouts ------------------------------------------------------ */
 
 static inline uint32_t layouts_below(uint64_t *seed, uint32_t n)
 {

@@ -151,7 +151,7 @@ static inline void case_random(struct plan_case *c, uint64_t *seed)
     case_finish(c);
 }
 
-/* --- the stream ------------------------------------------------------------ */
+/* --- the stream ---------------------------------------------------------- */
 
 struct stream {
     struct plan_transfer *all; /* each with its own copy of `after` */

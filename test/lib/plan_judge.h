@@ -7,7 +7,7 @@
 
 #include "test/lib/plan_cases.h"
 
-/* --- simulation ------------------------------------------------------------ */
+/* --- simulation ---------------------------------------------------------- */
 
 /* Wire dtypes are told apart: a cell in float32 is not one in bfloat16. */
 enum { N_WIRES = 2 };
@@ -268,7 +268,7 @@ static inline void sim_run(struct sim *m)
     free(done);
 }
 
-/* --- what must hold at the end --------------------------------------------- */
+/* --- what must hold at the end ------------------------------------------- */
 
 static inline void check_destination(struct sim *m, uint32_t layout, uint32_t tensor)
 {
@@ -369,7 +369,7 @@ static inline void check_totals(const struct sim *m, const struct plan *p, uint6
     }
 }
 
-/* --- the lower bound of the busiest device --------------------------------- */
+/* --- the lower bound of the busiest device ------------------------------- */
 
 /* Devices that hold an element at the source, as a bit set. */
 static inline uint32_t holder_devices(const struct sim *m, uint32_t tensor, const uint64_t *at)

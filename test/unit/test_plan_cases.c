@@ -5,7 +5,7 @@
 #include "plan/planner.h"
 #include "test/lib/plan_judge.h"
 
-/* --- the published plans of CASES.md --------------------------------------- */
+/* --- the published plans of CASES.md ------------------------------------- */
 
 /* Source and destination of one float32 tensor "w", all ranks on one node, or each rank on a node
  * of its own; destination rank r of a mesh that lists it. Ranks of both sides have the same numbers
@@ -327,7 +327,7 @@ START_TEST(a21_fused_rows_cut_across_heads_are_each_mapped_once)
 }
 END_TEST
 
-/* --- large sizes: geometry only, no element is touched --------------------- */
+/* --- large sizes: geometry only, no element is touched ------------------- */
 
 struct pairs {
     uint64_t bytes[8][8];

@@ -4,7 +4,7 @@
 
 #include "test/lib/plan_judge.h"
 
-/* --- random plans ---------------------------------------------------------- */
+/* --- random plans -------------------------------------------------------- */
 
 static unsigned random_rounds(unsigned fallback)
 {

@@ -107,7 +107,7 @@ static void machine_close(struct machine *m)
     free(m->nodes);
 }
 
-/* --- one element ----------------------------------------------------------- */
+/* --- one element --------------------------------------------------------- */
 
 /* Where an item's k-th element is: tensor, row-major number in the whole tensor, coordinates. */
 struct spot {
@@ -204,7 +204,7 @@ static void write_all(struct machine *m, const struct program *p, uint32_t list,
         place_write(m, base, &p->places[p->lists[list + 1 + i]], s, value, round);
 }
 
-/* --- streams --------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------- */
 
 /* The item and element that lie at a byte of a stream. */
 static const struct program_item *stream_at(const struct program *p, const struct program_stream *s,
@@ -268,7 +268,7 @@ static void run_copies(struct machine *m, const struct program *p, const struct 
     }
 }
 
-/* --- order ----------------------------------------------------------------- */
+/* --- order --------------------------------------------------------------- */
 
 /* The device's message at the front of its queue, or NULL when it has done all. */
 static const struct program_message *front(const struct machine *m, uint32_t device,
@@ -347,7 +347,7 @@ static void check_order(const struct program *p, const struct plan_options *o)
         }
 }
 
-/* --- the end --------------------------------------------------------------- */
+/* --- the end ------------------------------------------------------------- */
 
 static void check_rank(const struct machine *m, uint32_t layout, uint32_t t, uint32_t rank)
 {
