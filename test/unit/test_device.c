@@ -41,7 +41,7 @@ static void close_all(struct fixture *f)
 struct gate {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    bool open;
+    bool open, started;
 };
 
 static void gate_init(struct gate *g)
@@ -53,7 +53,18 @@ static void gate_wait(void *arg)
 {
     struct gate *g = arg;
     pthread_mutex_lock(&g->mutex);
+    g->started = true;
+    pthread_cond_broadcast(&g->changed);
     while (!g->open)
+        pthread_cond_wait(&g->changed, &g->mutex);
+    pthread_mutex_unlock(&g->mutex);
+}
+
+/* Waits until somebody stands before the gate. */
+static void gate_started(struct gate *g)
+{
+    pthread_mutex_lock(&g->mutex);
+    while (!g->started)
         pthread_cond_wait(&g->changed, &g->mutex);
     pthread_mutex_unlock(&g->mutex);
 }
@@ -258,24 +269,32 @@ END_TEST
 
 START_TEST(after_an_error_work_is_skipped_completions_come_and_the_error_stays)
 {
-    struct fixture f = open_with((struct device_host_options){.fail_at_item = 2});
-    struct gate g;
+    struct fixture f = open_with((struct device_host_options){.fail_at_item = 3});
+    struct gate gates[2];
     struct device_event *ev;
     struct err e = {0};
     atomic_uint count = 0;
     uint8_t from[BYTES], to[BYTES];
     memset(from, 1, sizeof from);
     memset(to, 0, sizeof to);
-    gate_init(&g);
+    gate_init(&gates[0]);
+    gate_init(&gates[1]);
     ck_assert_int_eq(device_event_new(f.device, &ev), 0);
     struct kernel_copy c = bytes_copy(to, from, BYTES);
     ck_assert_int_eq(device_error(f.device, &e), 0);
-    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &g), 0); /* item 1 */
-    ck_assert_int_eq(device_copy(f.stream[0], &c, 1), 0);         /* item 2: fails */
+    /* items 1 and 2 hold both streams; the third that starts is the copy */
+    ck_assert_int_eq(device_call(f.stream[0], gate_wait, &gates[0]), 0);
+    ck_assert_int_eq(device_call(f.stream[1], gate_wait, &gates[1]), 0);
+    gate_started(&gates[0]);
+    gate_started(&gates[1]);
+    ck_assert_int_eq(device_copy(f.stream[0], &c, 1), 0);
     ck_assert_int_eq(device_event_record(ev, f.stream[0]), 0);
     ck_assert_int_eq(device_event_wait(f.stream[1], ev), 0);
     ck_assert_int_eq(device_call(f.stream[1], count_up, &count), 0);
-    gate_open(&g);
+    gate_open(&gates[0]);
+    while (!device_event_done(ev))
+        sched_yield();
+    gate_open(&gates[1]);
     while (atomic_load(&count) == 0)
         sched_yield();
     ck_assert(device_event_done(ev));
