@@ -323,9 +323,18 @@ class Plan(unittest.TestCase):
             with self.subTest(preset=preset), tempfile.TemporaryDirectory() as out:
                 line = subprocess.run([ROOT / "scripts" / "zoo", "--preset", preset, "--out", out],
                                       capture_output=True, text=True, check=True).stdout
-                r = ctl(*line.split()[1:], "--json", "--summary")
+                r = ctl(*line.split()[1:], "--json")
                 self.assertEqual(r.returncode, 0, r.stderr)
-                s = json.loads(r.stdout)["summary"]
+                plan = json.loads(r.stdout)
+                s, landed = plan["summary"], {}
+                for t in plan["transfers"]:
+                    if "rank" in t["to"]:
+                        key = t["to"]["layout"], t["to"]["rank"]
+                        landed[key] = landed.get(key, 0) + t["bytes"]
+                for path in sorted(pathlib.Path(out).glob("destination*.json")):
+                    shown = json.loads(ctl("layout", "show", path, "--json").stdout)
+                    for rank, held in enumerate(shown["totals"]["rank_bytes"]):
+                        self.assertEqual(landed[shown["name"], rank], held)
                 self.assertEqual(s["network_bytes"], s["network_bytes_minimum"])
                 self.assertLessEqual(s["bottleneck"]["bytes"], within * s["bottleneck"]["lower_bound"])
 
