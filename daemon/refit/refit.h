@@ -17,8 +17,9 @@
  * refit_config), and TICK must be given when the last SET_DEADLINE's time has come.
  *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
- * supersede, abort), attempt.c (from PLAN to COMMITTED or ABORTED), workers.c (attach, publish,
- * ready, verdict, apply, states), restore.c. Thread: one (the loop). */
+ * supersede, abort), attempt.c (from gathering to COMMITTED or ABORTED), workers.c (attach, publish,
+ * ready, verdict, apply), words.c (fitness, what is missing, states), restore.c. Thread: one (the
+ * loop). */
 #ifndef RS_REFIT_REFIT_H
 #define RS_REFIT_REFIT_H
 

@@ -1529,6 +1529,224 @@ START_TEST(a_failed_ledger_says_nothing_of_the_commit_and_refuses_everything)
 }
 END_TEST
 
+START_TEST(a_version_that_was_overtaken_while_the_ledger_wrote_is_superseded)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 5, "a", 1);
+    b.hold = true;
+    (void)abort_version(&b, 5);
+    uint64_t end = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    uint64_t six = submit(&b, 6, "b", 1); /* waits behind version 5 */
+    uint64_t first = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    written(&b, end, 0);
+    (void)submit(&b, 7, "c", 1); /* nothing is in flight: begins at once */
+    ck_assert_ptr_eq(b.r->in_flight, refit_find_version(b.r, 7));
+    b.hold = false;
+    written(&b, first, 0);
+    ck_assert_int_eq(code(&b, six), 0);
+    ck_assert_int_eq(phase(&b, 6), REFIT_SUPERSEDED);
+    bed_close(&b);
+}
+END_TEST
+
+/* CASES B17: a daemon fails between prepare and commit. */
+START_TEST(a_lost_data_plane_matters_until_everything_is_staged)
+{
+    for (int at = REFIT_PLANNED; at <= REFIT_ACCEPTING; at++) {
+        struct bed b;
+        usual(&b, REFIT_IN_PLACE, false);
+        (void)submit(&b, 1, "a", 1);
+        publish_all(&b, 1);
+        planned(&b);
+        for (uint32_t n = 0; n < 2 && at >= REFIT_PREPARED; n++)
+            node_event(&b, REFIT_EV_PREPARED, n);
+        for (uint64_t w = 11; w <= 12 && at >= REFIT_TRANSFERRING; w++)
+            ready(&b, w, 1);
+        for (uint32_t n = 0; n < 2 && at >= REFIT_STAGED; n++)
+            node_event(&b, REFIT_EV_STAGED, n);
+        ck_assert_int_eq(phase(&b, 1), at == REFIT_STAGED ? REFIT_ACCEPTING : at);
+        step(&b, (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1}});
+        if (at >= REFIT_STAGED) {
+            (void)verdict(&b, 11, 1, true);
+            (void)verdict(&b, 12, 1, true);
+            ck_assert_uint_eq(b.r->committed, 1);
+        } else {
+            ck_assert_uint_eq(count(&b, REFIT_DO_ABORT), 1); /* not to the dead one */
+            node_event(&b, REFIT_EV_QUIESCED, 0);
+            ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+            ck_assert_int_eq(refit_find_version(b.r, 1)->code, RS_EPEER);
+            ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "node 1"));
+        }
+        bed_close(&b);
+    }
+}
+END_TEST
+
+START_TEST(every_deadline_names_the_silent_node)
+{
+    for (int at = REFIT_PLANNED; at <= REFIT_TRANSFERRING; at += 2) {
+        struct bed b;
+        usual(&b, REFIT_STAGED_RECEIVE, true);
+        (void)submit(&b, 1, "a", 1);
+        publish_all(&b, 1);
+        planned(&b);
+        node_event(&b, REFIT_EV_PREPARED, 0);
+        if (at == REFIT_TRANSFERRING) {
+            node_event(&b, REFIT_EV_PREPARED, 1);
+            node_event(&b, REFIT_EV_STAGED, 0);
+        }
+        ck_assert_str_eq(waiting_for(&b, 1), "node 1; ");
+        tick(&b, at == REFIT_TRANSFERRING ? 600000 : 60000);
+        ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+        ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "waiting for: node 1"));
+        bed_close(&b);
+    }
+}
+END_TEST
+
+static void refused(struct bed *b, struct refit_event ev, int rc, const char *says)
+{
+    ev.cookie = ++b->next_cookie;
+    step(b, ev);
+    ck_assert_int_eq(code(b, ev.cookie), rc);
+    ck_assert_msg(strstr(answer(b, ev.cookie)->text, says) != NULL, "%s",
+                  answer(b, ev.cookie)->text);
+}
+
+START_TEST(what_does_not_fit_the_state_is_refused_with_its_reason)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    whole(&b, 3, "a");
+    uint8_t content[16] = {1};
+    refused(&b, submit_event(4, "", content), RS_EINVAL, "request_id");
+    refused(&b, (struct refit_event){.type = REFIT_EV_LEFT, .left = {77, false, ""}}, RS_ENOTFOUND,
+            "no such worker");
+    refused(&b, (struct refit_event){.type = REFIT_EV_PUBLISHED, .published = {11, 4, 1}},
+            RS_EPRECOND, "only sources publish");
+    refused(&b, (struct refit_event){.type = REFIT_EV_PUBLISHED, .published = {1, 2, 1}},
+            RS_EPRECOND, "not above 3");
+    refused(&b, (struct refit_event){.type = REFIT_EV_PUBLISHED, .published = {1, 0, 1}}, RS_EINVAL,
+            "versions are 1");
+    refused(&b, (struct refit_event){.type = REFIT_EV_READY, .ready = {11, 4}}, RS_EPRECOND,
+            "Ready is for in_place");
+    refused(&b, (struct refit_event){.type = REFIT_EV_READY, .ready = {1, 4}}, RS_EPRECOND,
+            "is a source");
+    refused(&b, (struct refit_event){.type = REFIT_EV_VERDICT, .verdict = {11, 9, 0, true, ""}},
+            RS_ENOTFOUND, "never submitted");
+    refused(&b, (struct refit_event){.type = REFIT_EV_VERDICT, .verdict = {11, 3, 0, false, ""}},
+            RS_EPRECOND, "skip it with Apply");
+    refused(&b, (struct refit_event){.type = REFIT_EV_APPLY, .apply = {11, 4, false}}, RS_EPRECOND,
+            "not committed (the newest is 3)");
+    refused(&b,
+            (struct refit_event){.type = REFIT_EV_ATTACHED,
+                                 .attached = {.worker = 50,
+                                              .side = REFIT_DESTINATION,
+                                              .layout_name = "rollout",
+                                              .rank = 1}},
+            RS_EINVAL, "receive is staged or in_place");
+    leave(&b, 12, false);
+    refused(&b,
+            (struct refit_event){.type = REFIT_EV_ATTACHED,
+                                 .attached = {.worker = 12,
+                                              .side = REFIT_DESTINATION,
+                                              .layout_name = "rollout",
+                                              .rank = 1,
+                                              .receive = REFIT_STAGED_RECEIVE}},
+            RS_EPRECOND, "lease is over");
+    (void)attach(
+        &b, (struct attach){13, 1, REFIT_DESTINATION, "rollout", 1, REFIT_IN_PLACE, false, 0, 0});
+    refused(&b, (struct refit_event){.type = REFIT_EV_APPLY, .apply = {13, 3, false}}, RS_EPRECOND,
+            "receives in_place");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(what_is_waited_for_is_said_in_words)
+{
+    struct bed b;
+    bed_init(&b);
+    (void)submit(&b, 1, "a", 1);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "a trainer: no source worker"));
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "an inference worker"));
+    bed_close(&b);
+    usual(&b, REFIT_IN_PLACE, false);
+    const struct refit_worker *source = refit_find_worker(b.r, 1), *w = refit_find_worker(b.r, 11);
+    (void)submit(&b, 1, "a", 1);
+    ck_assert_str_eq(refit_worker_doing(b.r, source), "waiting for Publish");
+    publish_all(&b, 1);
+    ck_assert_str_eq(waiting_for(&b, 1), "the plan; ");
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_PREPARED, 1);
+    ck_assert_str_eq(refit_worker_doing(b.r, w), "waiting for Ready");
+    ready(&b, 11, 1);
+    ready(&b, 12, 1);
+    ck_assert_str_eq(refit_worker_doing(b.r, w), "receiving");
+    ck_assert_str_eq(refit_worker_doing(b.r, source), "sending");
+    node_event(&b, REFIT_EV_STAGED, 0);
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert_str_eq(refit_worker_doing(b.r, w), "waiting for Accept");
+    (void)verdict(&b, 11, 1, true);
+    b.hold = true;
+    (void)verdict(&b, 12, 1, true);
+    ck_assert_str_eq(waiting_for(&b, 1), "the ledger; ");
+    bed_close(&b);
+}
+END_TEST
+
+/* Else a restart would bring two sources back. */
+START_TEST(a_source_of_another_name_takes_the_old_ones_place_in_the_ledger)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a"); /* "train" is a durable member now */
+    leave(&b, 1, false);
+    leave(&b, 2, false);
+    layout(&b, REFIT_SOURCE, "other", 1, 1);
+    const struct seen *p = did(&b, REFIT_DO_PERSIST);
+    ck_assert_ptr_nonnull(p);
+    ck_assert_int_eq((int)p->kinds[0], (int)LEDGER_MEMBER);
+    ck_assert_ptr_null(refit_find_layout(b.r, REFIT_SOURCE, "train"));
+    ck_assert_ptr_nonnull(refit_find_layout(b.r, REFIT_SOURCE, "other"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(restoring_survives_every_failed_allocation)
+{
+    struct ledger_record version = {.kind = LEDGER_VERSION,
+                                    .model = "m",
+                                    .version = {.version = 1,
+                                                .phase = REFIT_COMMITTED,
+                                                .attempt = 1,
+                                                .options = "opt",
+                                                .n_options_bytes = 3}};
+    struct ledger_record request = {
+        .kind = LEDGER_REQUEST, .model = "m", .request = {"x", 1, 1, REFIT_SUBMITTED}};
+    for (long i = 1;; i++) {
+        struct refit *r = refit_new("m", NULL);
+        mem_fail_at(i);
+        int rc = refit_restore(r, &version, NULL);
+        rc = rc != 0 ? rc : refit_restore(r, &request, NULL);
+        bool struck = mem_failed() != 0;
+        mem_fail_at(0);
+        ck_assert_int_eq(rc, struck ? RS_ENOMEM : 0);
+        refit_check(r);
+        if (!struck) {
+            const struct refit_version *v = refit_find_version(r, 1);
+            ck_assert_uint_eq(v->n_options_bytes, 3);
+            ck_assert_mem_eq(v->options, "opt", 3);
+            ck_assert_uint_eq(v->n_requests, 1);
+            refit_free(r);
+            break;
+        }
+        refit_free(r);
+    }
+}
+END_TEST
+
 /* Every event fails at its i-th allocation, then is given again: nothing may have changed in between. */
 START_TEST(a_refit_survives_every_failed_allocation)
 {
@@ -1616,5 +1834,12 @@ END_TEST
     X(the_attempt_mark_comes_from_whichever_row_is_highest)                                        \
     X(a_write_that_was_never_handed_over_fails_before_those_on_their_way)                          \
     X(a_failed_ledger_says_nothing_of_the_commit_and_refuses_everything)                           \
+    X(a_version_that_was_overtaken_while_the_ledger_wrote_is_superseded)                           \
+    X(a_lost_data_plane_matters_until_everything_is_staged)                                        \
+    X(every_deadline_names_the_silent_node)                                                        \
+    X(what_does_not_fit_the_state_is_refused_with_its_reason)                                      \
+    X(what_is_waited_for_is_said_in_words)                                                         \
+    X(a_source_of_another_name_takes_the_old_ones_place_in_the_ledger)                             \
+    X(restoring_survives_every_failed_allocation)                                                  \
     X(a_refit_survives_every_failed_allocation)
 #include "test/lib/main.h"
