@@ -498,6 +498,7 @@ static void finish_messages(struct lane *l, struct lane_group *g, bool sends)
         if (m->send != sends)
             continue;
         take_slot(l, m);
+        l->attempt->progress.messages += sends ? 0 : 1;
         piece_foreach(l, &m->span, x)
         {
             uint32_t targets[LANE_MAX_TARGETS];

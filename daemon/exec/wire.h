@@ -156,8 +156,8 @@ struct wire_progress {
     uint64_t network_bytes, domain_bytes,
         device_bytes; /* so far, payload received by local devices */
     uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
-        verified_ns; /* CLOCK_MONOTONIC; 0: not yet */
-    uint64_t messages;
+        verified_ns;        /* CLOCK_MONOTONIC; 0: not yet */
+    uint64_t messages;      /* received by local devices */
     uint64_t skipped_bytes; /* not moved, since they were held already */
 };
 

@@ -666,6 +666,7 @@ START_TEST(marks_and_counters_add_up)
     ck_assert_uint_eq(r.progress.network_bytes, plan_totals(r.plan)->network_bytes);
     ck_assert_uint_eq(r.progress.domain_bytes + r.progress.device_bytes, 0);
     ck_assert_uint_ge(r.n_progress, 3);
+    ck_assert_uint_eq(r.progress.messages, r.program.n_messages / 2); /* all ends are here */
     ck_assert_uint_gt(r.progress.first_byte_ns, 0);
     ck_assert_uint_le(r.progress.first_byte_ns, r.progress.last_byte_ns);
     ck_assert_uint_le(r.progress.last_byte_ns, r.progress.verified_ns);
