@@ -364,7 +364,8 @@ int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version
     if (version < r->committed)
         return err_set(e, RS_EPRECOND, "version %llu is not above %llu, which is committed",
                        ULL(version), ULL(r->committed));
-    if (v != NULL && w->taking_part && !w->released && w->published == v->version)
+    if (v != NULL && !w->released &&
+        w->published == v->version) /* chosen yet or not: it is promised */
         return err_set(e, RS_EPRECOND,
                        "version %llu of this memory is in flight and has not been released",
                        ULL(v->version));

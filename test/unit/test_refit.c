@@ -1162,11 +1162,13 @@ START_TEST(sources_are_released_when_the_options_say)
         struct refit_event ev = submit_event(1, "a", content);
         ev.submit.release_at = (enum refit_release_at)at;
         step(&b, ev);
-        publish_all(&b, 1);
+        struct err e;
+        publish(&b, 1, 1, 11); /* its promise holds from here on, taking part or not */
+        ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
+        publish(&b, 2, 1, 12);
         planned(&b);
         node_event(&b, REFIT_EV_PREPARED, 0);
         node_event(&b, REFIT_EV_PREPARED, 1);
-        struct err e;
         ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
         ck_assert_int_eq(refit_publish_check(b.r, 1, 1, &e), 1);
         step(&b, (struct refit_event){.type = REFIT_EV_PROGRESS,
