@@ -116,7 +116,7 @@ static void requests_fail(struct data_plane_link *l, int code, const char *why)
     struct queue failed;
     (void)err_set(&e, code, "%s", why);
     queue_init(&failed);
-    queue_move(&failed, &l->requests);
+    queue_move(&l->requests, &failed);
     while (!queue_empty(&failed))
         request_end(container_of(failed.next, struct link_request, in), code, NULL, &e);
 }
@@ -433,7 +433,8 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal)
         (void)snprintf(l->why, sizeof l->why,
                        signal != 0 ? "killed by signal %d" : "exit status %d",
                        signal != 0 ? signal : (int)status);
-    log_error("data plane lost: pid %d, %s; it will be replaced", (int)process->pid, l->why);
+    log_error("data plane lost: pid %d, exit status %d, signal %d: %s; a new one is started",
+              (int)process->pid, (int)status, signal, l->why);
     l->state = LINK_DOWN;
     l->restarts++;
     child_close(l);

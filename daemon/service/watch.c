@@ -169,7 +169,7 @@ void watch_committed(struct model *m)
     struct queue all;
     struct committed everybody = committed_read(m, 0);
     queue_init(&all);
-    queue_move(&all, &m->polls);
+    queue_move(&m->polls, &all);
     while (!queue_empty(&all)) {
         struct poll *p = container_of(queue_pop(&all), struct poll, in);
         struct committed own = p->worker != 0 ? committed_read(m, p->worker) : everybody;

@@ -22,7 +22,7 @@ enum { ROWS = 96, COLUMNS = 40, N_SOURCES = 3, N_DESTINATIONS = 4, WAIT_MS = 200
  * bias of 41 elements unevenly: 14, 14, 13). Destinations: two instances of two, columns cut. */
 #define TENSOR(name, placements)                                                                   \
     "{\"name\": \"" name "\", \"shape\": [96, 40], \"dtype\": \"bfloat16\", \"mesh\": \"m\", "     \
-                         "\"placements\": " placements "}"
+    "\"placements\": " placements "}"
 static const char source_json[] =
     "{\"name\": \"trainer\", \"ranks\": 3, \"meshes\": [{\"name\": \"m\", \"shape\": [3], "
     "\"ranks\": [0, 1, 2]}],"
@@ -47,7 +47,7 @@ static const char destination_json[] =
         ck_assert_msg(r_ == 0, "%s: %s: %s", #call, reshard_error_name(r_), ok_error.text);        \
     } while (0)
 
-/* ---- the daemon ------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ---- */
 
 struct world {
     char folder[64], socket[96], config[96], log[96];
@@ -75,10 +75,13 @@ static void daemon_start(struct world *w)
     (void)posix_spawn_file_actions_destroy(&actions);
 }
 
-static void daemon_kill(struct world *w, int signal_number)
+/* Gives how it ended, as waitpid does. */
+static int daemon_kill(struct world *w, int signal_number)
 {
+    int status = -1;
     ck_assert_int_eq(kill(w->daemon, signal_number), 0);
-    (void)waitpid(w->daemon, NULL, 0);
+    ck_assert_int_eq(waitpid(w->daemon, &status, 0), w->daemon);
+    return status;
 }
 
 static void world_start(struct world *w)
@@ -102,12 +105,12 @@ static void world_start(struct world *w)
 static void world_stop(struct world *w)
 {
     char command[128];
-    daemon_kill(w, SIGTERM);
+    ck_assert_int_eq(daemon_kill(w, SIGTERM), 0); /* a sanitizer's findings, too, would show here */
     (void)snprintf(command, sizeof command, "rm -rf '%s'", w->folder);
     ck_assert_int_eq(system(command), 0);
 }
 
-/* ---- ranks -------------------------------------------------------------------------------------------------------- */
+/* ---- ranks ---- */
 
 struct rank {
     struct reshard_client *client;
@@ -306,7 +309,7 @@ static struct reshard_state refit(struct fleet *f, uint64_t version)
     return state;
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------------------- */
+/* ---- tests ---- */
 
 START_TEST(versions_arrive_in_interleaved_memory_staged_and_in_place)
 {
@@ -338,7 +341,7 @@ START_TEST(a_killed_daemon_comes_back_and_the_next_version_arrives)
     world_start(&w);
     fleet_start(&w, &f);
     (void)refit(&f, 1);
-    daemon_kill(&w, SIGKILL);
+    (void)daemon_kill(&w, SIGKILL);
     daemon_start(&w);
     for (uint32_t i = 0; i < N_DESTINATIONS; i++) {
         struct reshard_worker_info info;
@@ -366,7 +369,7 @@ START_TEST(a_daemon_killed_in_a_refit_ends_the_version_and_a_new_submit_commits_
     publish_all(&f, 2);
     OK(reshard_submit(f.sources[0].client, "m", 2, NULL, 0, NULL, &ok_error));
     (void)await(&f.destinations[2], RESHARD_EVENT_READY_REQUESTED, 2); /* prepared but for us */
-    daemon_kill(&w, SIGKILL);
+    (void)daemon_kill(&w, SIGKILL);
     daemon_start(&w);
     /* The wait goes on over the restart and hears what became of it. */
     struct reshard_error e;

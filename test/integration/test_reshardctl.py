@@ -4,7 +4,6 @@
 Needs build/reshardd, build/reshardctl and build/demo_worker (RESHARD_BUILD names another folder). Prints what fails, then
 "N passed, N failed".
 """
-import contextlib
 import json
 import os
 import pathlib
@@ -80,7 +79,9 @@ class World:
             except subprocess.TimeoutExpired:
                 p.kill()
                 p.wait()
+        log = (self.dir / "log").read_text()
         shutil.rmtree(self.dir)
+        return [f"pid {p.pid}: {p.returncode}" for p in self.processes if p.returncode != 0], log
 
 
 def fails(w, code, *args, says="", **kw):
@@ -243,7 +244,8 @@ TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon
 
 def main():
     passed = failed = 0
-    with contextlib.closing(World()) as w:
+    w = World()
+    try:
         w.workers()
         for test in TESTS:
             try:
@@ -253,8 +255,13 @@ def main():
                 failed += 1
                 print(f"--- {test.__name__}")
                 traceback.print_exc(file=sys.stdout)
-        if failed:
-            print((w.dir / "log").read_text()[-4000:])
+    finally:
+        bad, log = w.close()
+    if bad:
+        failed += 1
+        print("ended badly:", *bad)
+    if failed:
+        print(log[-4000:])
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
