@@ -458,6 +458,8 @@ static int encode_stream(struct encoder *x, uint32_t stream, bool send)
     const struct plan *p = x->p;
     const struct plan_stream *s = &p->streams.at[stream];
     int r = open_stream(x, s->from, s->to, stream, send, s->tier);
+    if (r != 0)
+        return r;
     uint32_t index = (uint32_t)x->v_streams.n - 1;
     for (uint32_t at = s->first_leg; at != NONE32 && r == 0; at = p->legs.at[at].next) {
         const struct plan_leg *l = &p->legs.at[at];
