@@ -533,6 +533,7 @@ static void worker_attaches(struct world *w, uint32_t index)
     worker->attached = true;
     worker->publishing = false;
     worker->life++;
+    uint64_t before = worker->id; /* what it said as that one may still be on its way */
     worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
     /* The daemon has fingerprinted what it says to hold, against what the ledger knows as
      * committed. */
@@ -554,6 +555,7 @@ static void worker_attaches(struct world *w, uint32_t index)
         return;
     if (refit_find_worker(w->refit, worker->id) == NULL) { /* its memory is still in use */
         worker->attached = false;
+        worker->id = before;
         send(w, WORKER_ATTACHES, soon(w, 20))->who = index;
     } else {
         worker->left_for_good = false;
