@@ -116,6 +116,10 @@ static bool wait_over(const struct wait_try *t, int *ret_code, struct err *e)
 static int wait_too_long(const struct wait_try *t, struct err *e)
 {
     const struct reshard_state *s = &t->state;
+    if (s->version == 0)
+        return err_set(e, RS_EDEADLINE,
+                       "the daemon said nothing of model '%s' version %llu in time", t->model,
+                       (unsigned long long)t->version);
     return err_set(e, RS_EDEADLINE, "model '%s' version %llu is still %s%s%.700s", t->model,
                    (unsigned long long)t->version, reshard_phase_name(s->phase),
                    s->waiting_for[0] != '\0' ? ", waiting for " : "", s->waiting_for);

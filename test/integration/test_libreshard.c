@@ -434,13 +434,13 @@ START_TEST(a_wait_can_be_ended_by_its_caller_and_by_its_deadline)
                                   &n, 0, NULL, &e),
                      RESHARD_ECANCELED);
     ck_assert_uint_eq(n, 1);
-    ck_assert_int_eq(
-        reshard_wait(f.sources[0].client, "m", 5, RESHARD_UNTIL_FINAL, NULL, NULL, 300, NULL, &e),
-        RESHARD_EDEADLINE);
+    ck_assert_int_eq(reshard_wait(f.sources[0].client, "m", 5, RESHARD_UNTIL_FINAL, NULL, NULL,
+                                  slow_ms(300), NULL, &e),
+                     RESHARD_EDEADLINE);
     ck_assert_msg(strstr(e.text, "trainer/rank 2") != NULL, "%s", e.text);
-    ck_assert_int_eq(
-        reshard_wait(f.sources[0].client, "m", 6, RESHARD_UNTIL_FINAL, NULL, NULL, 300, NULL, &e),
-        RESHARD_ENOTFOUND);
+    ck_assert_int_eq(reshard_wait(f.sources[0].client, "m", 6, RESHARD_UNTIL_FINAL, NULL, NULL,
+                                  slow_ms(300), NULL, &e),
+                     RESHARD_ENOTFOUND);
     (void)await(&f.sources[1], RESHARD_EVENT_PUBLISH_REQUESTED, 5);
     fleet_stop(&f);
     world_stop(&w);
