@@ -225,6 +225,25 @@ format:
 deps:
 	scripts/deps
 
+# make install: programs, library, header, proto, settings. DESTDIR and PREFIX as usual.
+PREFIX ?= /usr/local
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include \
+	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard
+	install -m 755 $(BUILD)/reshardd $(BUILD)/reshardctl $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BUILD)/libreshard.so $(DESTDIR)$(PREFIX)/lib/libreshard.so.0
+	ln -sf libreshard.so.0 $(DESTDIR)$(PREFIX)/lib/libreshard.so
+	install -m 644 client/reshard.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 proto/reshard.proto proto/health.proto config/reshardd.conf $(DESTDIR)$(PREFIX)/share/reshard
+	install -m 644 config/samples/*.json $(DESTDIR)$(PREFIX)/share/reshard/samples
+	install -m 644 config/reshardd.service $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/reshard
+
+help:
+	@echo "all check demo bench fuzz install lint format clean"
+	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
+	@echo "BUILD=build SANITIZE= CUDA=$(CUDA) PREFIX=$(PREFIX); demo: MODEL=qwen3-0.6b"
+
 clean:
 	rm -rf $(BUILD)
 
