@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """reshardctl layout and plan, without a daemon: what they accept, refuse, print and return.
 
 Plans are simulated here from their JSON alone, element by element, with an own reading of torch.chunk: nothing of the
