@@ -157,8 +157,11 @@ static bool scratch_busy(const struct lane *l, const struct lane_group *x, uint3
     for (uint32_t i = 0; i < x->n; i++) {
         if (x->messages[i].send)
             continue;
-        piece_foreach(l, &x->messages[i].span, y) if (writes_scratch(l, y.item) &&
-                                                      scratch_shared(l, item, y.item)) return true;
+        piece_foreach(l, &x->messages[i].span, y)
+        {
+            if (writes_scratch(l, y.item) && scratch_shared(l, item, y.item))
+                return true;
+        }
     }
     return false;
 }
@@ -343,8 +346,11 @@ static int pack(struct lane *l, struct lane_group *g)
         if (!needs_pack(l, &g->messages[i]))
             continue;
         any = true;
-        piece_foreach(l, &g->messages[i].span, x) if (r == 0) r =
-            pack_piece(l, &b, &g->messages[i], &x);
+        piece_foreach(l, &g->messages[i].span, x)
+        {
+            if (r == 0)
+                r = pack_piece(l, &b, &g->messages[i], &x);
+        }
     }
     if (r == 0)
         r = batch_flush(&b);
@@ -527,8 +533,11 @@ static int unpack(struct lane *l, struct lane_group *g)
     for (uint32_t i = 0; i < g->n && r == 0; i++) {
         if (g->messages[i].send)
             continue;
-        piece_foreach(l, &g->messages[i].span, x) if (r == 0) r =
-            unpack_piece(l, &b, &g->messages[i], &x, &any);
+        piece_foreach(l, &g->messages[i].span, x)
+        {
+            if (r == 0)
+                r = unpack_piece(l, &b, &g->messages[i], &x, &any);
+        }
     }
     if (r == 0)
         r = batch_flush(&b);

@@ -3,6 +3,7 @@
  *   data_plane.c  the loop: control socket, mailbox, lease, dispatch
  *   worker.c      MAP, BIND, UNBIND: segments and bindings per worker
  *   move.c        boxes of places into kernel copies and fingerprints
+ *   prints.c      fingerprints of a program's cells
  *   pump.c        feeds a stream chunk by chunk, a few in flight
  *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
  *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
