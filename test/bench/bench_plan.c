@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "plan/plan_cache.h"
 #include "test/lib/plan_zoo.h"
 
 /* --- the greatest amount of heap in use, by wrapping the allocator -------------------------------------- */
@@ -449,7 +450,7 @@ static double now_ms(void)
 }
 
 struct figures {
-    double plan_ms, peak_mib, balance, makespan, program_ms, program_mib, check_ms;
+    double plan_ms, peak_mib, balance, makespan, program_ms, program_mib, check_ms, cached_ms;
     struct plan_totals totals;
 };
 
@@ -464,6 +465,32 @@ static int measure_program(const struct zoo_case *c, const struct plan *p, struc
     f->program_ms = now_ms() - begin;
     f->program_mib = (double)b.n_bytes / 1048576;
     buf_close(&b);
+    return r;
+}
+
+/* The same input again, as the daemon asks for it: its digest, then the cache. Takes the plan. */
+static int measure_cached(const struct zoo_case *c, struct plan *p, struct figures *f)
+{
+    uint8_t key[16];
+    const struct plan *kept, *again = NULL;
+    struct plan_cache *cache = plan_cache_new(4);
+    if (cache == NULL || plan_input_digest(&c->input, key) != 0 ||
+        plan_cache_put(cache, key, p, NULL, NULL, &kept) != 0) {
+        plan_cache_free(cache);
+        plan_free(p);
+        return RS_ENOMEM;
+    }
+    plan_cache_release(cache, kept);
+    double begin = now_ms();
+    int r = plan_input_digest(&c->input, key);
+    if (r == 0)
+        again = plan_cache_get(cache, key);
+    f->cached_ms = now_ms() - begin;
+    if (r == 0 && again != kept)
+        r = RS_EINTERNAL;
+    if (again != NULL)
+        plan_cache_release(cache, again);
+    plan_cache_free(cache);
     return r;
 }
 
@@ -497,9 +524,14 @@ static int measure(struct zoo_case *c, bool full, struct figures *f)
     f->check_ms = now_ms() - begin;
     if (r == 0)
         r = measure_program(c, p, f);
-    if (r != 0)
+    if (r != 0) {
         fprintf(stderr, "%s\n", e.text);
-    plan_free(p);
+        plan_free(p);
+        return r;
+    }
+    r = measure_cached(c, p, f);
+    if (r != 0)
+        fprintf(stderr, "the cache does not give the plan back: %s\n", err_name(r));
     return r;
 }
 
@@ -514,11 +546,12 @@ static void print_row(const char *name, const struct figures *f, bool json, bool
     }
     printf("%s{\"case\": \"%s\", \"plan_ms\": %.3f, \"peak_mib\": %.3f, \"transfers\": %llu, "
            "\"busiest_over_bound\": %.5f, \"makespan_over_bound\": %.5f, \"relay_depth\": %u, "
-           "\"rounds\": %u, \"program_mib\": %.3f, \"program_ms\": %.3f, \"check_ms\": %.3f}",
+           "\"rounds\": %u, \"program_mib\": %.3f, \"program_ms\": %.3f, \"check_ms\": %.3f, "
+           "\"cached_ms\": %.5f}",
            first ? "[" : ",\n ", name, f->plan_ms, f->peak_mib,
            (unsigned long long)f->totals.transfers, f->balance, f->makespan,
            f->totals.max_relay_depth, f->totals.n_rounds, f->program_mib, f->program_ms,
-           f->check_ms);
+           f->check_ms, f->cached_ms);
 }
 
 int main(int argc, char **argv)
