@@ -524,8 +524,6 @@ static const char *apply_fault(struct step *s, const struct refit_worker *w)
                                         ULL(version));
     if (!ev->apply.skip && w->skipped >= version)
         return step_text(s, "version %llu was skipped here", ULL(version));
-    if (!refit_node(r, w->node)->up && !ev->apply.skip)
-        return "the data plane is being replaced: try again";
     return NULL;
 }
 
@@ -543,6 +541,10 @@ void workers_apply(struct step *s)
     const char *why = apply_fault(s, w);
     if (why != NULL) {
         refuse(s, RS_EPRECOND, why);
+        return;
+    }
+    if (!ev->apply.skip && !refit_node(s->r, w->node)->up) {
+        refuse(s, RS_EUNAVAIL, "the data plane is being replaced: try again");
         return;
     }
     if (ev->apply.skip) {

@@ -216,6 +216,23 @@ static void to_node(struct world *w, const struct refit_action *a)
     m->life = n->known_life;
 }
 
+static void apply(struct world *w, const struct worker *worker, uint64_t version)
+{
+    struct refit_event *ev = tell(w, REFIT_EV_APPLY, 20);
+    ev->cookie = UINT64_MAX;
+    ev->apply.worker = worker->id;
+    ev->apply.version = version;
+    ev->apply.skip = world_chance(w, 0.2);
+}
+
+/* What a client does about "try again". */
+static void apply_again(struct world *w, const struct request *q)
+{
+    const struct worker *worker = world_worker(w, q->worker);
+    if (q->kind == ASK_APPLY && worker != NULL && worker->attached)
+        apply(w, worker, q->version);
+}
+
 static void act(struct world *w, const struct refit_action *a)
 {
     check_action(w, a);
@@ -275,6 +292,8 @@ static void act(struct world *w, const struct refit_action *a)
         break;
     case REFIT_DO_REPLY:
         say(w, "reply %llu: %s %s", ULL(a->cookie), err_name(a->code), a->text);
+        if (a->code == RS_EUNAVAIL)
+            apply_again(w, &w->requests[a->cookie - 1]);
         break;
     case REFIT_DO_COMMITTED:
         say(w, "version %llu is committed", ULL(a->version));
@@ -514,15 +533,6 @@ static void node_dies(struct world *w, uint32_t node)
 }
 
 /* --- workers --- */
-
-static void apply(struct world *w, const struct worker *worker, uint64_t version)
-{
-    struct refit_event *ev = tell(w, REFIT_EV_APPLY, 20);
-    ev->cookie = UINT64_MAX;
-    ev->apply.worker = worker->id;
-    ev->apply.version = version;
-    ev->apply.skip = world_chance(w, 0.2);
-}
 
 static void worker_attaches(struct world *w, uint32_t index)
 {
@@ -791,6 +801,10 @@ static void arrive(struct world *w, struct message *m)
     if (ev->cookie == UINT64_MAX)
         ev->cookie = ask(w, kind_of(ev->type), ev->type == REFIT_EV_SUBMIT ? ev->submit.version : 0,
                          content[0]);
+    if (ev->type == REFIT_EV_APPLY) {
+        w->requests[ev->cookie - 1].version = ev->apply.version;
+        w->requests[ev->cookie - 1].worker = ev->apply.worker;
+    }
     note_event(w, m);
     step(w, ev);
 }

@@ -105,6 +105,7 @@ struct request {
     bool open;
     uint64_t version;
     uint8_t content;
+    uint64_t worker; /* ASK_APPLY */
     uint64_t coordinator_life;
 };
 

@@ -1064,6 +1064,14 @@ START_TEST(apply_is_answered_when_done_and_may_be_repeated)
     ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_CURRENT);
     ck_assert_int_eq(code(&b, apply(&b, 11, 1, false)), 0);
     ck_assert_int_eq(code(&b, apply(&b, 11, 2, false)), RS_EPRECOND);
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1}});
+    ck_assert_int_eq(code(&b, apply(&b, 12, 1, false)), RS_EUNAVAIL);
+    node_up(&b, 1);
+    uint64_t lost = apply(&b, 12, 1, false);
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1}});
+    ck_assert_int_eq(code(&b, lost), RS_EUNAVAIL);
+    ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_TORN);
+    node_up(&b, 1);
     uint64_t four = apply(&b, 12, 1, false);
     leave(&b, 12, false);
     ck_assert_int_eq(code(&b, four), RS_ECANCELED);
