@@ -311,7 +311,7 @@ int op_attach_piece(struct attach_stream *st, bool shadow, const struct attach_p
     struct lease *l = st->lease;
     unsigned memory = shadow ? WIRE_SHADOW : WIRE_LIVE;
     struct binding_piece piece;
-    if (l == NULL || (l->life != LEASE_ATTACHING && !l->resuming))
+    if (l == NULL || (!l->resuming && (l->done || l->life != LEASE_ATTACHING)))
         return err_set(e, RS_EPRECOND, "bindings come between AttachHello and AttachDone");
     if (l->resuming)
         return 0;

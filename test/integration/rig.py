@@ -238,12 +238,12 @@ class Client:
 
     def __init__(self, daemon):
         self.daemon = daemon
+        self.fds = []
         daemon.clients.append(self)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(WAIT_S)
         self.socket.connect(daemon.socket + ".mem")
         self.requests = 0
-        self.fds = []
         self.socket.sendall(record(type=HELLO))
         w = self.read()
         assert w.type == WELCOME and w.code == 0, w
