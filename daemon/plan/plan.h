@@ -48,7 +48,9 @@ struct plan_options plan_options_default(void);
  * layouts and the topology, which must outlive the plan. */
 struct plan_input {
     const struct layout *source;
-    const int32_t *source_device; /* source->n_ranks of them; TOPOLOGY_NONE: unused id */
+    const int32_t *source_device; /* source->n_ranks of them; TOPOLOGY_NONE: unused id;
+                                     TOPOLOGY_ABSENT: the rank takes no part now: it holds and takes
+                                     nothing */
     uint32_t n_destinations;
     const struct layout *const *destinations;
     const int32_t *const *destination_device; /* [layout][rank] */

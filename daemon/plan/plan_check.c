@@ -69,6 +69,13 @@ static const struct layout *side_layout(const struct checker *c, uint32_t side)
     return side == 0 ? c->input->source : c->input->destinations[side - 1];
 }
 
+static bool rank_absent(const struct checker *c, uint32_t side, uint32_t rank)
+{
+    const int32_t *device =
+        side == 0 ? c->input->source_device : c->input->destination_device[side - 1];
+    return device[rank] == TOPOLOGY_ABSENT;
+}
+
 static int load_side(struct checker *c, uint32_t side)
 {
     const struct layout *l = side_layout(c, side);
@@ -78,7 +85,7 @@ static int load_side(struct checker *c, uint32_t side)
     s->boxes.n = 0;
     for (uint32_t r = 0; r < l->n_ranks; r++) {
         s->first[r] = (uint32_t)s->boxes.n;
-        if (!s->there)
+        if (!s->there || rank_absent(c, side, r))
             continue;
         if (vec_reserve(&s->boxes, s->boxes.n + 1) != 0)
             return RS_ENOMEM;

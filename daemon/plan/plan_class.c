@@ -170,16 +170,23 @@ static int class_groups(struct builder *b, uint32_t class, const uint32_t *spec)
         return no_memory(b);
     }
     c->first_group = (uint32_t)p->groups.n;
+    bool absent = false;
     int r = 0;
     for (uint32_t cell = 0; cell < c->n_cells && r == 0; cell++) {
         cell_sets(b, c, spec, cell, sets);
         uint32_t takers = sets[1];
         if (c->n_sides > 2)
             r = plan_set_union(p, sets + 1, c->n_sides - 1, &takers);
+        if (r == 0 && p->sets.at[takers].n > 0 && p->sets.at[sets[0]].n == 0)
+            absent = true;
         p->groups.at[p->groups.n++] =
             (struct plan_group){.class = class, .cell = cell, .source = sets[0], .takers = takers};
     }
     mem_free(sets);
+    if (r == 0 && absent)
+        return err_set(b->e, RS_EPRECOND,
+                       "source layout '%s': all ranks that hold some needed part are absent",
+                       b->specs.sides[0].layout->name != NULL ? b->specs.sides[0].layout->name : "");
     return r == 0 ? 0 : no_memory(b);
 }
 
@@ -293,6 +300,8 @@ static int overlay_regions(struct builder *b, uint32_t side, const struct tensor
     int r = 0;
     for (uint32_t i = 0; i < t->n_regions && r == 0; i++) {
         uint32_t device = 0;
+        if (side_absent(&b->specs.sides[side], t->regions[i].rank))
+            continue;
         r = side_device(&b->specs.sides[side], p->topology, t->regions[i].rank, &device, b->e);
         if (r != 0)
             return r;
@@ -332,7 +341,8 @@ static int overlay_mesh(struct builder *b, uint32_t side, const struct tensor *t
                 box.size[d] = cuts[d][i + 1] - cuts[d][i];
             }
         }
-        r = add_overlay(b, &box, sp->first_set + leaf, side == 0);
+        if (r == 0 && b->p->sets.at[sp->first_set + leaf].n > 0) /* else its ranks are absent */
+            r = add_overlay(b, &box, sp->first_set + leaf, side == 0);
     }
     for (uint8_t d = 0; d < t->n_dims; d++)
         mem_free(cuts[d]);

@@ -77,7 +77,7 @@ static int order_edges(const struct plan *p, uint32_t *key, uint32_t *a, uint32_
     return r == 0 ? sort_count(key, a, n, 2, ret_order) : r;
 }
 
-/* Edges by (from, to, depth), each stream's in the order above. */
+/* Edges by (to, from, depth), each stream's in the order above: receivers are looked at one by one. */
 static int sort_edges(struct plan *p)
 {
     uint32_t n = (uint32_t)p->edges.n, n_devices = p->topology->n_devices;
@@ -92,11 +92,11 @@ static int sort_edges(struct plan *p)
     if (r == 0)
         r = sort_count(key, b, n, 256, a);
     for (uint32_t i = 0; r == 0 && i < n; i++)
-        key[i] = p->edges.at[i].to;
+        key[i] = p->edges.at[i].from;
     if (r == 0)
         r = sort_count(key, a, n, n_devices, b);
     for (uint32_t i = 0; r == 0 && i < n; i++)
-        key[i] = p->edges.at[i].from;
+        key[i] = p->edges.at[i].to;
     if (r == 0)
         r = sort_count(key, b, n, n_devices, a);
     for (uint32_t i = 0; r == 0 && i < n; i++)

@@ -13,7 +13,7 @@
 
 /* Runs per device at the bound, at least and at most. Finer is better balanced and wastes less time at the end, and
  * its plan is larger; so it is as fine as a number of edges allows. */
-enum { LEAST_RUNS = 32, MOST_RUNS = 512, EDGES = 1 << 15 };
+enum { LEAST_RUNS = 16, MOST_RUNS = 512, EDGES = 1 << 14 };
 
 /* The last part of each group's bytes is cut finer, because what is sent last decides how even the end is: like
  * guided self-scheduling, large runs first, small ones to fill up. */
@@ -198,7 +198,7 @@ static int source_bound(struct plan *p, const struct bound *b, uint64_t *ret)
 static void run_size(struct plan *p, const struct bound *b, uint64_t bound)
 {
     uint64_t least = p->options.least_piece_bytes > 0 ? p->options.least_piece_bytes : 1;
-    uint64_t q = b->needed / EDGES;
+    uint64_t q = b->needed / (p->chains ? 2 * EDGES : EDGES); /* chains need few peers, hence less */
     if (q < bound / MOST_RUNS)
         q = bound / MOST_RUNS;
     if (q > bound / LEAST_RUNS)

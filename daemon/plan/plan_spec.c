@@ -85,6 +85,11 @@ void specs_close(struct specs *s)
     mem_free(s->table);
 }
 
+bool side_absent(const struct side *s, uint32_t rank)
+{
+    return rank < s->layout->n_ranks && s->device[rank] == TOPOLOGY_ABSENT;
+}
+
 int side_device(const struct side *s, const struct topology *t, uint32_t rank, uint32_t *ret_device,
                 struct err *e)
 {
@@ -193,7 +198,7 @@ static int spec_sets(struct specs *s, struct plan *p, struct spec *sp, struct er
     struct set *sets = p->sets.at + p->sets.n;
     memset(sets, 0, sp->n_leaves * sizeof *sets);
     for (uint32_t i = 0; i < m->n_ranks; i++)
-        sets[position_leaf(sp, m, i)].n++;
+        sets[position_leaf(sp, m, i)].n += !side_absent(side, m->ranks[i]);
     for (uint32_t leaf = 0; leaf < sp->n_leaves; leaf++) {
         sets[leaf].first = base;
         base += sets[leaf].n;
@@ -202,6 +207,8 @@ static int spec_sets(struct specs *s, struct plan *p, struct spec *sp, struct er
     for (uint32_t i = 0; i < m->n_ranks; i++) {
         struct set *set = &sets[position_leaf(sp, m, i)];
         uint32_t device = 0;
+        if (side_absent(side, m->ranks[i]))
+            continue;
         int r = side_device(side, p->topology, m->ranks[i], &device, e);
         if (r != 0)
             return r;
@@ -210,7 +217,7 @@ static int spec_sets(struct specs *s, struct plan *p, struct spec *sp, struct er
     for (uint32_t leaf = 0; leaf < sp->n_leaves; leaf++)
         qsort(p->ends.at + sets[leaf].first, sets[leaf].n, sizeof(struct end), plan_end_compare);
     p->sets.n += sp->n_leaves;
-    p->ends.n += m->n_ranks;
+    p->ends.n = base;
     return 0;
 }
 

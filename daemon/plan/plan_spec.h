@@ -51,6 +51,8 @@ int specs_get(struct specs *s, struct plan *p, const struct spec_key *key, uint3
               struct err *e);
 /* The n_leaves + 1 cut points of a dim of that length. */
 void spec_cuts(const struct spec *s, uint8_t dim, uint64_t length, uint64_t *ret_cuts);
+/* True where the rank takes no part (TOPOLOGY_ABSENT). */
+bool side_absent(const struct side *s, uint32_t rank);
 /* The device of a rank, checked. */
 int side_device(const struct side *s, const struct topology *t, uint32_t rank, uint32_t *ret_device,
                 struct err *e);
