@@ -136,7 +136,8 @@ static inline void random_case(uint64_t seed, struct zoo_case *c)
         c->source_device[r] = (int32_t)dice(&seed, n_devices);
     for (uint32_t k = 0; k < n_destinations; k++)
         for (uint32_t r = 0; r < c->destinations[k]->n_ranks; r++)
-            c->destination_device[k][r] = (int32_t)dice(&seed, n_devices);
+            c->destination_device[k][r] =
+                dice(&seed, 16) == 0 ? TOPOLOGY_ABSENT : (int32_t)dice(&seed, n_devices);
     random_options(&seed, &c->input.options);
 }
 
