@@ -186,7 +186,8 @@ static int class_groups(struct builder *b, uint32_t class, const uint32_t *spec)
     if (r == 0 && absent)
         return err_set(b->e, RS_EPRECOND,
                        "source layout '%s': all ranks that hold some needed part are absent",
-                       b->specs.sides[0].layout->name != NULL ? b->specs.sides[0].layout->name : "");
+                       b->specs.sides[0].layout->name != NULL ? b->specs.sides[0].layout->name
+                                                              : "");
     return r == 0 ? 0 : no_memory(b);
 }
 

@@ -10,7 +10,12 @@
 
 #include "base/err.h"
 
-enum { TOPOLOGY_MAX_NODES = 1 << 16, TOPOLOGY_MAX_DEVICES = 1 << 18, TOPOLOGY_NONE = -1 };
+enum {
+    TOPOLOGY_MAX_NODES = 1 << 16,
+    TOPOLOGY_MAX_DEVICES = 1 << 18,
+    TOPOLOGY_NONE = -1,
+    TOPOLOGY_ABSENT = -2
+};
 
 struct device_place {
     uint32_t node;   /* index into nodes */
