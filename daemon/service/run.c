@@ -242,13 +242,13 @@ static int order_options(struct model *m, struct plan_order *o, const struct ref
     return r == 0 ? 0 : err_set(e, r, "no memory to plan");
 }
 
-/* Devices of the ranks of a layout that take part; TOPOLOGY_NONE for the others. */
+/* Devices of the ranks of a layout that take part; TOPOLOGY_ABSENT for the others. */
 static int32_t *devices_of(struct model *m, const struct layout_entry *layout, enum refit_side side)
 {
     uint32_t n = layout->layout->n_ranks;
     int32_t *devices = mem_calloc(n, sizeof *devices);
     for (uint32_t i = 0; devices != NULL && i < n; i++)
-        devices[i] = TOPOLOGY_NONE;
+        devices[i] = TOPOLOGY_ABSENT;
     if (devices == NULL)
         return NULL;
     queue_foreach (q, &m->service->leases) {

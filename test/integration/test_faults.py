@@ -75,6 +75,47 @@ class Verdicts(unittest.TestCase):
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
             self.assertEqual(f.destinations[0].apply(1).applied, 1)
 
+    def test_an_instance_that_is_away_is_left_out_where_the_policy_allows(self):
+        # CASES B13: v1 to both, v2 to one, v3 to both again.
+        with Daemon() as d:
+            f = self.fleet(d)
+            f.refit(1)
+            for w in f.destinations:
+                w.apply(1)
+            for w in f.destinations[2:]:
+                w.goodbye()
+            here, away = f.destinations[:2], f.destinations[2:]
+            f.destinations = here
+            f.refit(2, policy=[pb.LayoutPolicy(layout_name="rollout", min_instances=1)])
+            for w in here:
+                w.apply(2)
+                self.assertEqual(w.wrong(2), [])
+            self.assertEqual([w.wrong(1) for w in away], [[], []])  # untouched
+            for w in away:
+                w.attach(live_version=1)
+                self.assertEqual((w.attached.committed, w.attached.applied), (2, 1))
+            f.destinations = here + away
+            f.refit(3)
+            for w in f.destinations:
+                w.apply(3)
+                self.assertEqual(w.wrong(3), [])
+
+    def test_a_source_rank_that_is_away_is_named(self):
+        source = Layout("train", 2, [mesh("dp", [2])], [tensor("w", [8], "int32", "dp", [None])])
+        destination = Layout("rollout", 1, [mesh("m", [1])], [tensor("w", [8], "int32", "m", [None])])
+        with Daemon() as d:
+            f = Fleet(d, source, destination, [0, 1], [4], automatic=True)
+            f.refit(1)
+            f.destinations[0].apply(1)
+            f.sources.pop().goodbye()
+            f.publish(2)
+            f.submit(2, prepare_timeout_ms=300)
+            s = f.final(2)
+            self.assertEqual(s.phase, pb.PHASE_ABORTED)
+            self.assertIn("train/rank 1", s.reason)
+            f.sources.append(Worker(f.trainer, "m", pb.SIDE_SOURCE, source, 1, 1))
+            f.refit(3)
+
     def test_who_never_answers_is_named_at_the_accept_deadline(self):
         with Daemon() as d:
             f = self.fleet(d)
