@@ -136,12 +136,21 @@ $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 BENCH := $(patsubst test/bench/%.c,$(BUILD)/bench/%,$(wildcard test/bench/bench_*.c))
 bench_folder = $(firstword $(subst _, ,$(patsubst bench_%,%,$(notdir $(1)))))
 define bench_rule
-$(1): $(BUILD)/obj/test/bench/$(notdir $(1)).o $(call libs,$(call bench_folder,$(1)))
+$(1): $(BUILD)/obj/test/bench/$(notdir $(1)).o $(call libs,$(call bench_folder,$(1))) $(BUILD)/lib/libproto.a
 	@mkdir -p $$(@D)
-	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call bench_folder,$(1))) -Wl,--end-group \
-	    $(call ldlibs,$(call bench_folder,$(1))) -lm
+	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call bench_folder,$(1))) \
+	    $(BUILD)/lib/libproto.a -Wl,--end-group $(call ldlibs,$(call bench_folder,$(1))) -lm
 endef
 $(foreach t,$(BENCH),$(eval $(call bench_rule,$(t))))
+# Preloaded into a daemon under measurement.
+$(BUILD)/bench/fsync_clock.so: $(BUILD)/obj/test/bench/fsync_clock.o
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -shared -o $@ $< -ldl
+
+# Every row of the table of figures; ROWS="plan_cold overlap" for some. Result: $(BUILD)/bench.json.
+bench: deps
+	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BENCH) $(BUILD)/bench/fsync_clock.so
+	@scripts/bench --build $(BUILD) $(ROWS)
 
 FUZZ_layout_json := layout
 FUZZ_topology    := topology

@@ -1,0 +1,551 @@
+/* The real daemon, both processes, as its clients find it.
+ *
+ *   bench_client_daemon [--json] [ROW …]          expects reshardd in the folder above its own
+ *
+ *   empty_commit    submit → commit of a model without elements, less the fsyncs that the daemon
+ *                   made meanwhile (counted and timed inside it by fsync_clock.so)
+ *   get_committed   rate of GetCommitted, 64 in flight and 2,000 WatchCommitted streams open,
+ *                   against a bare C core echo of the same request; rounds in turn, the median of
+ *                   their ratios
+ *   daemon_memory   both processes with 70,000 tensors on 8 local workers, attached, through two
+ *                   refits: the most that they ever had, by share (Pss), clients' segments apart
+ *
+ * Medians: the machine may be busy with other work. */
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "client/reshard.h"
+#include "test/lib/bare_grpc.h"
+#include "test/lib/bench_daemon.h"
+
+enum {
+    EMPTY_VERSIONS = 200,
+    EMPTY_WARM = 10,
+    ROUNDS = 21,
+    CALLS = 3000,
+    WATCHERS = 2000,
+    LARGE_TENSORS = 70000,
+    LARGE_SIDE = 4, /* workers of each side */
+    LARGE_REFITS = 2,
+    MAX_ROWS = 16,
+    MAX_PINGS = 1 << 20,
+    WAIT_MS = 120000
+};
+
+#define GET   "/reshard.v1.Refit/GetCommitted"
+#define WATCH "/reshard.v1.Refit/WatchCommitted"
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        struct reshard_error ok_error = {0};                                                       \
+        int ok_r = (call);                                                                         \
+        if (ok_r != 0)                                                                             \
+            bench_die("%s: %s: %s", #call, reshard_error_name(ok_r), ok_error.text);               \
+    } while (0)
+
+/* --- rows --- */
+
+struct row {
+    const char *name, *unit, *against;
+    double value, ratio, aim;
+    enum { AT_MOST, AT_LEAST, NO_AIM } kind;
+    char note[400];
+};
+
+struct bench {
+    struct row rows[MAX_ROWS];
+    int n_rows;
+    char build[PATH_MAX];
+    char **wanted;
+    int n_wanted;
+    pid_t echo;
+    char echo_folder[64], echo_socket[96];
+};
+
+static struct row *add_row(struct bench *b, const char *name, double value, const char *unit,
+                           const char *against, double ratio)
+{
+    struct row *row = &b->rows[b->n_rows++];
+    *row = (struct row){.name = name,
+                        .unit = unit,
+                        .against = against,
+                        .value = value,
+                        .ratio = ratio,
+                        .kind = NO_AIM};
+    return row;
+}
+
+static void set_aim(struct row *row, double aim, bool at_least)
+{
+    row->aim = aim;
+    row->kind = at_least ? AT_LEAST : AT_MOST;
+}
+
+static bool holds(const struct row *row, double figure)
+{
+    return row->kind == AT_LEAST ? figure >= row->aim : figure <= row->aim;
+}
+
+/* get_committed's aim is a ratio, the others' a value. */
+static double judged(const struct row *row)
+{
+    return row->kind == AT_LEAST ? row->ratio : row->value;
+}
+
+static void print_rows(const struct bench *b, bool json)
+{
+    for (int i = 0; i < b->n_rows; i++) {
+        const struct row *x = &b->rows[i];
+        const char *held = x->kind == NO_AIM ? "null" : holds(x, judged(x)) ? "true" : "false";
+        char aim[64] = "null";
+        if (x->kind != NO_AIM)
+            (void)snprintf(aim, sizeof aim, "\"%s %g%s%s\"",
+                           x->kind == AT_LEAST ? ">=" : "<=", x->aim,
+                           x->kind == AT_LEAST ? "" : " ", x->kind == AT_LEAST ? "" : x->unit);
+        if (json)
+            (void)printf("%s\n  {\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"against\": "
+                         "\"%s\", \"ratio\": %.6g, \"aim\": %s, \"holds\": %s, \"note\": \"%s\"}%s",
+                         i == 0 ? "[" : ",", x->name, x->value, x->unit, x->against, x->ratio, aim,
+                         held, x->note, i + 1 == b->n_rows ? "\n]\n" : "");
+        else
+            (void)printf("%-28s %10.4g %-8s ratio %7.3f  aim %-14s holds %-5s %s (%s)\n", x->name,
+                         x->value, x->unit, x->ratio, aim, held, x->against, x->note);
+    }
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts; q of 0 … 1. */
+static double quantile(double *values, size_t n, double q)
+{
+    qsort(values, n, sizeof *values, by_size);
+    return values[(size_t)(q * (double)(n - 1) + 0.5)];
+}
+
+static double seconds_since(uint64_t began)
+{
+    return (double)(clock_mono_ns() - began) / 1e9;
+}
+
+/* --- one worker --- */
+
+struct peer {
+    struct reshard_client *client;
+    struct reshard_layout *layout;
+    struct reshard_segment *segment[2]; /* live, shadow */
+    struct reshard_worker *worker;
+};
+
+static void peer_attach(struct peer *p, const char *socket_path, const char *model,
+                        const char *json, enum reshard_side side, uint32_t rank, uint32_t device,
+                        enum reshard_receive receive)
+{
+    struct reshard_piece *pieces[2] = {NULL, NULL};
+    size_t n[2] = {0, 0};
+    uint64_t end = 0;
+    OK(reshard_connect(socket_path, WAIT_MS, &p->client, &ok_error));
+    OK(reshard_layout_from_json(json, strlen(json), &p->layout, &ok_error));
+    OK(reshard_pieces_dense(p->layout, rank, NULL, 0, 0, NULL, NULL, &end, &ok_error));
+    for (int k = 0; k < (receive == RESHARD_RECEIVE_STAGED ? 2 : 1); k++) {
+        OK(reshard_segment_new(p->client, end > 0 ? end : 1, 0, &p->segment[k], &ok_error));
+        OK(reshard_pieces_dense(p->layout, rank, p->segment[k], 0, 0, &pieces[k], &n[k], &end,
+                                &ok_error));
+    }
+    struct reshard_attach a = {.model = model,
+                               .side = side,
+                               .layout = p->layout,
+                               .rank = rank,
+                               .device = device,
+                               .receive = receive,
+                               .accept_automatically = side == RESHARD_DESTINATION,
+                               .live = pieces[0],
+                               .n_live = n[0],
+                               .shadow = pieces[1],
+                               .n_shadow = n[1]};
+    OK(reshard_attach(p->client, &a, WAIT_MS, &p->worker, &ok_error));
+    reshard_pieces_free(pieces[0]);
+    reshard_pieces_free(pieces[1]);
+}
+
+static void peer_close(struct peer *p)
+{
+    reshard_close(p->client);
+    reshard_layout_free(p->layout);
+}
+
+/* --- a model of nothing --- */
+
+#define EMPTY_JSON(name)                                                                           \
+    "{\"name\": \"" name "\", \"ranks\": 1, \"meshes\": [{\"name\": \"m\", \"shape\": [1], "       \
+    "\"ranks\": [0]}], \"tensors\": [{\"name\": \"w\", \"shape\": [0, 16], \"dtype\": "            \
+    "\"bfloat16\", \"mesh\": \"m\", \"placements\": [\"Replicate\"]}]}"
+
+struct empty {
+    struct peer source, destination;
+};
+
+static void empty_start(struct empty *x, const char *socket_path)
+{
+    peer_attach(&x->source, socket_path, "empty", EMPTY_JSON("train"), RESHARD_SOURCE, 0, 0,
+                RESHARD_RECEIVE_NONE);
+    peer_attach(&x->destination, socket_path, "empty", EMPTY_JSON("rollout"), RESHARD_DESTINATION,
+                0, 1, RESHARD_RECEIVE_STAGED);
+}
+
+/* Seconds from submit to commit, as the trainer sees it. */
+static double empty_refit(struct empty *x, uint64_t version)
+{
+    struct reshard_submit options = {.release_at = RESHARD_RELEASE_DEFAULT};
+    OK(reshard_publish(x->source.worker, version, NULL, 0, 0, &ok_error));
+    uint64_t began = clock_mono_ns();
+    OK(reshard_submit(x->source.client, "empty", version, &options, 0, NULL, &ok_error));
+    OK(reshard_wait(x->source.client, "empty", version, RESHARD_UNTIL_COMMITTED, NULL, NULL,
+                    WAIT_MS, NULL, &ok_error));
+    return seconds_since(began);
+}
+
+/* Out of the way of the next version. */
+static void empty_done(struct empty *x, uint64_t version)
+{
+    OK(reshard_skip(x->destination.worker, version, 0, &ok_error));
+}
+
+static void empty_stop(struct empty *x)
+{
+    peer_close(&x->source);
+    peer_close(&x->destination);
+}
+
+static void empty_commit(struct bench *b)
+{
+    struct bench_daemon d;
+    struct empty x = {0};
+    static double wall[EMPTY_VERSIONS], sync[EMPTY_VERSIONS], net[EMPTY_VERSIONS];
+    uint64_t n_syncs = 0;
+    bench_daemon_start(&d, b->build, "[devices]\ndevices = 2\n");
+    empty_start(&x, d.socket);
+    for (uint64_t v = 1; v <= EMPTY_WARM + EMPTY_VERSIONS; v++) {
+        uint64_t calls = d.fsyncs->n_calls, ns = d.fsyncs->ns;
+        double s = empty_refit(&x, v);
+        if (v > EMPTY_WARM) {
+            size_t i = v - EMPTY_WARM - 1;
+            n_syncs += d.fsyncs->n_calls - calls;
+            wall[i] = s * 1e3;
+            sync[i] = (double)(d.fsyncs->ns - ns) / 1e6;
+            net[i] = wall[i] - sync[i];
+        }
+        empty_done(&x, v);
+    }
+    if (n_syncs == 0)
+        bench_die("the daemon made no fsync: fsync_clock.so is not in it, or commits don't last");
+    empty_stop(&x);
+    bench_daemon_stop(&d);
+    struct row *row =
+        add_row(b, "empty_commit", quantile(net, EMPTY_VERSIONS, 0.5), "ms", "fsyncs alone", 0);
+    row->ratio = quantile(wall, EMPTY_VERSIONS, 0.5) / quantile(sync, EMPTY_VERSIONS, 0.5);
+    set_aim(row, 10, false);
+    (void)snprintf(
+        row->note, sizeof row->note,
+        "median of %d versions, one daemon, less its own fsyncs (%.1f a version, %.2f ms); p99 "
+        "%.2f, most %.2f ms; fsyncs included: median %.2f, most %.2f ms",
+        EMPTY_VERSIONS, (double)n_syncs / EMPTY_VERSIONS, quantile(sync, EMPTY_VERSIONS, 0.5),
+        quantile(net, EMPTY_VERSIONS, 0.99), quantile(net, EMPTY_VERSIONS, 1),
+        quantile(wall, EMPTY_VERSIONS, 0.5), quantile(wall, EMPTY_VERSIONS, 1));
+}
+
+/* --- pollers and watchers --- */
+
+/* GetCommittedRequest and WatchCommittedRequest of model "empty", as bytes: field 1, a string. */
+static const uint8_t ask_empty[] = {0x0a, 5, 'e', 'm', 'p', 't', 'y'};
+
+/* Opens n streams and waits until each has had its first message. */
+static void open_watchers(struct bare_client *c, struct bare_ask *asks, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        bare_start(c, &asks[i], WATCH, ask_empty, sizeof ask_empty, true);
+    for (unsigned i = 0; i < n; i++) {
+        grpc_event e = grpc_completion_queue_next(c->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+        struct bare_ask *a = e.tag;
+        if (a->reply == NULL)
+            bench_die("a watcher got no version");
+    }
+}
+
+static void get_committed(struct bench *b)
+{
+    struct bench_daemon d;
+    struct empty x = {0};
+    struct bare_client clients[2], watchers;
+    char token[MEMORY_SOCKET_TOKEN_BYTES];
+    double rate[2][ROUNDS], ratio[ROUNDS], cpu = 0;
+    struct bare_ask *asks = calloc(WATCHERS, sizeof *asks);
+    bench_daemon_start(&d, b->build, "[devices]\ndevices = 2\n");
+    empty_start(&x, d.socket);
+    (void)empty_refit(&x, 1);
+    bench_hello(d.socket, token);
+    bare_open(&clients[0], b->echo_socket, token);
+    bare_open(&clients[1], d.socket, token);
+    bare_open(&watchers, d.socket, token);
+    open_watchers(&watchers, asks, WATCHERS);
+    for (int round = -1; round < ROUNDS; round++) /* the first only warms up */
+        for (int i = 0; i < 2; i++) {
+            double before = bench_cpu_us(d.pid);
+            double r = bare_rate(&clients[i], GET, ask_empty, sizeof ask_empty,
+                                 i == 0 ? sizeof ask_empty : 0, CALLS);
+            if (round < 0)
+                continue;
+            rate[i][round] = r;
+            cpu += i == 1 ? bench_cpu_us(d.pid) - before : 0;
+        }
+    for (int round = 0; round < ROUNDS; round++)
+        ratio[round] = rate[1][round] / rate[0][round];
+    bench_daemon_stop(&d); /* which ends the watchers' streams */
+    double median = quantile(ratio, ROUNDS, 0.5);
+    struct row *row = add_row(b, "get_committed", quantile(rate[1], ROUNDS, 0.5), "calls/s",
+                              "bare C core echo", median);
+    set_aim(row, 0.8, true);
+    (void)snprintf(row->note, sizeof row->note,
+                   "%d in flight, %d watchers, token sent; median of %d rounds' ratios (%.2f to "
+                   "%.2f); echo %.0f calls/s; %.1f us of the daemon's CPU a call",
+                   BARE_IN_FLIGHT, WATCHERS, ROUNDS, ratio[0], ratio[ROUNDS - 1],
+                   quantile(rate[0], ROUNDS, 0.5), cpu / (ROUNDS * CALLS));
+}
+
+/* --- a large model --- */
+
+/* Experts as TP cuts them: gate and up by rows, down by columns; the shapes are tiny, the names and
+ * the number of tensors are Kimi-K2's. */
+static char *large_json(const char *name, bool destination)
+{
+    static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
+    struct buf b;
+    size_t n;
+    buf_init(&b);
+    buf_printf(&b, "{\"name\": \"%s\", \"ranks\": %d, %s\"meshes\": [{\"name\": \"m\", \"shape\": ",
+               name, LARGE_SIDE, destination ? "\"instances\": [[0, 1], [2, 3]], " : "");
+    buf_printf(&b, "%s, \"ranks\": [0, 1, 2, 3]}], \"tensors\": [", destination ? "[2, 2]" : "[4]");
+    for (int i = 0; i < LARGE_TENSORS; i++)
+        buf_printf(&b,
+                   "%s{\"name\": \"model.layers.%d.mlp.experts.%d.%s.weight\", \"shape\": [8, 8], "
+                   "\"dtype\": \"bfloat16\", \"mesh\": \"m\", \"placements\": [%s\"Shard(%d)\"]}",
+                   i > 0 ? ", " : "", i / 3 / 384, i / 3 % 384, parts[i % 3],
+                   destination ? "\"Replicate\", " : "", i % 3 == 2);
+    buf_printf(&b, "]}");
+    char *text = (char *)buf_steal(&b, &n);
+    if (text == NULL)
+        bench_die("no memory for a layout");
+    return text;
+}
+
+/* Asks for the newest version all the time; how long each answer took. */
+struct pinger {
+    pthread_t thread;
+    struct reshard_client *client;
+    _Atomic bool stop;
+    size_t n;
+    double *ms;
+};
+
+static void *pinger_run(void *arg)
+{
+    struct pinger *p = arg;
+    while (!p->stop && p->n < MAX_PINGS) {
+        struct reshard_committed c;
+        uint64_t began = clock_mono_ns();
+        OK(reshard_committed(p->client, "empty", 0, 0, NULL, 0, &c, &ok_error));
+        p->ms[p->n++] = seconds_since(began) * 1e3;
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return NULL;
+}
+
+/* Looks at both processes ten times a second and keeps the most. */
+struct sampler {
+    pthread_t thread;
+    pid_t pid, child;
+    _Atomic bool stop;
+    double most_mib, most_each_mib[2];
+};
+
+static double sample(struct sampler *s)
+{
+    struct bench_memory m = bench_memory(s->pid, s->child);
+    s->most_mib = fmax(s->most_mib, m.control + m.plane);
+    s->most_each_mib[0] = fmax(s->most_each_mib[0], m.control);
+    s->most_each_mib[1] = fmax(s->most_each_mib[1], m.plane);
+    return m.control + m.plane;
+}
+
+static void *sampler_run(void *arg)
+{
+    struct sampler *s = arg;
+    while (!s->stop) {
+        (void)sample(s);
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = 100000000}, NULL);
+    }
+    return NULL;
+}
+
+static void await(struct peer *p, enum reshard_event_type type, uint64_t version)
+{
+    struct reshard_event ev;
+    do {
+        OK(reshard_next_event(p->worker, WAIT_MS, &ev, &ok_error));
+        if (ev.type == RESHARD_EVENT_ABORTED)
+            bench_die("version %llu: %s", (unsigned long long)ev.version, ev.reason);
+    } while (ev.type != type || ev.version != version);
+}
+
+static void large_refit(struct peer *sources, struct peer *destinations, uint64_t version)
+{
+    for (int i = 0; i < LARGE_SIDE; i++)
+        OK(reshard_publish(sources[i].worker, version, NULL, 0, WAIT_MS, &ok_error));
+    OK(reshard_submit(sources[0].client, "large", version, NULL, 0, NULL, &ok_error));
+    for (int i = 0; i < LARGE_SIDE; i++) {
+        await(&destinations[i], RESHARD_EVENT_READY_REQUESTED, version);
+        OK(reshard_ready(destinations[i].worker, version, 0, &ok_error));
+    }
+    OK(reshard_wait(sources[0].client, "large", version, RESHARD_UNTIL_COMMITTED, NULL, NULL,
+                    WAIT_MS, NULL, &ok_error));
+}
+
+static void large_attach(struct peer *sources, struct peer *destinations, const char *socket_path)
+{
+    char *source = large_json("train", false), *destination = large_json("rollout", true);
+    for (uint32_t i = 0; i < LARGE_SIDE; i++)
+        peer_attach(&sources[i], socket_path, "large", source, RESHARD_SOURCE, i, i,
+                    RESHARD_RECEIVE_NONE);
+    for (uint32_t i = 0; i < LARGE_SIDE; i++)
+        peer_attach(&destinations[i], socket_path, "large", destination, RESHARD_DESTINATION, i,
+                    LARGE_SIDE + i, RESHARD_RECEIVE_IN_PLACE);
+    mem_free(source);
+    mem_free(destination);
+}
+
+static void daemon_memory(struct bench *b)
+{
+    struct bench_daemon d;
+    struct empty x = {0};
+    struct peer sources[LARGE_SIDE] = {{0}}, destinations[LARGE_SIDE] = {{0}};
+    struct sampler s = {0};
+    struct pinger p = {.ms = calloc(MAX_PINGS, sizeof *p.ms)};
+    double refit_s[LARGE_REFITS];
+    bench_daemon_start(&d, b->build,
+                       "[devices]\ndevices = 8\ndomains = 0-3 4-7\nring_slots = 1\n"
+                       "chunk_bytes = 256 KiB\n");
+    empty_start(&x, d.socket);
+    (void)empty_refit(&x, 1);
+    s.pid = d.pid;
+    s.child = bench_child_of(d.pid);
+    double idle = sample(&s);
+    OK(reshard_connect(d.socket, WAIT_MS, &p.client, &ok_error));
+    (void)pthread_create(&s.thread, NULL, sampler_run, &s);
+    (void)pthread_create(&p.thread, NULL, pinger_run, &p);
+    uint64_t began = clock_mono_ns();
+    large_attach(sources, destinations, d.socket);
+    double attach_s = seconds_since(began);
+    p.stop = true;
+    (void)pthread_join(p.thread, NULL);
+    double attached = sample(&s);
+    for (int v = 0; v < LARGE_REFITS; v++) {
+        began = clock_mono_ns();
+        large_refit(sources, destinations, (uint64_t)v + 1);
+        refit_s[v] = seconds_since(began);
+    }
+    s.stop = true;
+    (void)pthread_join(s.thread, NULL);
+    double after = sample(&s), segments = bench_memory(s.pid, s.child).segments;
+    reshard_close(p.client);
+    for (int i = 0; i < LARGE_SIDE; i++) {
+        peer_close(&sources[i]);
+        peer_close(&destinations[i]);
+    }
+    empty_stop(&x);
+    bench_daemon_stop(&d);
+
+    struct row *row = add_row(b, "daemon_memory", s.most_mib, "MiB", "", s.most_mib / 256);
+    set_aim(row, 256, false);
+    (void)snprintf(
+        row->note, sizeof row->note,
+        "%d tensors x %d workers, the most at any time (control %.0f, data plane %.0f), 2 "
+        "MiB of staging included; idle %.0f, attached %.0f, after %d refits %.0f; "
+        "segments (%.0f mapped) apart; attach %.1f s, refits %.1f and %.1f s",
+        LARGE_TENSORS, 2 * LARGE_SIDE, s.most_each_mib[0], s.most_each_mib[1], idle, attached,
+        LARGE_REFITS, after, segments, attach_s, refit_s[0], refit_s[1]);
+    row = add_row(b, "get_committed/during_attach", quantile(p.ms, p.n, 0.99), "ms", "", 0);
+    (void)snprintf(row->note, sizeof row->note,
+                   "99th percentile of one caller's waits while 8 workers with %d tensors attach; "
+                   "median %.2f, most %.1f ms of %zu calls",
+                   LARGE_TENSORS, quantile(p.ms, p.n, 0.5), quantile(p.ms, p.n, 1), p.n);
+    free(p.ms);
+}
+
+/* --- main --- */
+
+static bool wanted(const struct bench *b, const char *name)
+{
+    for (int i = 0; i < b->n_wanted; i++)
+        if (strcmp(b->wanted[i], name) == 0)
+            return true;
+    return b->n_wanted == 0;
+}
+
+/* Before anything that starts gRPC. */
+static void echo_start(struct bench *b)
+{
+    (void)snprintf(b->echo_folder, sizeof b->echo_folder, "/tmp/bench-echo-XXXXXX");
+    if (mkdtemp(b->echo_folder) == NULL)
+        bench_die("%s: %s", b->echo_folder, strerror(errno));
+    (void)snprintf(b->echo_socket, sizeof b->echo_socket, "%s/s", b->echo_folder);
+    b->echo = bare_child(bare_serve, b->echo_socket, GET);
+    if (b->echo < 0)
+        bench_die("the echo did not come up");
+}
+
+static void echo_stop(struct bench *b)
+{
+    (void)bare_end_us(b->echo);
+    (void)unlink(b->echo_socket);
+    (void)rmdir(b->echo_folder);
+}
+
+static void find_build(struct bench *b)
+{
+    ssize_t n = readlink("/proc/self/exe", b->build, sizeof b->build - 1);
+    if (n < 0)
+        bench_die("/proc/self/exe: %s", strerror(errno));
+    b->build[n] = '\0';
+    for (int up = 0; up < 2; up++)
+        *strrchr(b->build, '/') = '\0';
+}
+
+int main(int argc, char **argv)
+{
+    static struct bench b;
+    bool json = false;
+    b.wanted = argv;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--json") == 0)
+            json = true;
+        else
+            argv[b.n_wanted++] = argv[i];
+    }
+    find_build(&b);
+    echo_start(&b);
+    if (wanted(&b, "empty_commit"))
+        empty_commit(&b);
+    if (wanted(&b, "get_committed"))
+        get_committed(&b);
+    if (wanted(&b, "daemon_memory"))
+        daemon_memory(&b);
+    echo_stop(&b);
+    print_rows(&b, json);
+    return EXIT_SUCCESS;
+}
