@@ -46,51 +46,54 @@ uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t elemen
     return unit;
 }
 
-/* The real cut for a nominal one inside the run that begins at `begin` of the leg. */
-static uint64_t cut_in_run(const struct plan *p, const struct plan_run *r, uint64_t begin,
-                           uint64_t nominal)
+/* To the stretch of equal members that holds the nominal cut. */
+static void seek(const struct plan *p, const struct plan_leg *l, struct leg_cursor *c,
+                 uint64_t nominal)
 {
-    struct run_walk w;
-    run_walk_init(p, r, &w);
-    while (run_walk_next(p, r, &w)) {
-        uint64_t stretch = w.n * w.bytes;
-        if (nominal >= begin + stretch) {
-            begin += stretch;
-            continue;
+    for (;;) {
+        const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + c->edge]];
+        const struct plan_run *r = &p->runs.at[e->run];
+        if (!c->started) {
+            run_walk_init(p, r, &c->walk);
+            (void)run_walk_next(p, r, &c->walk);
+            c->begin = e->offset;
+            c->started = true;
         }
-        begin += (nominal - begin) / w.bytes * w.bytes;
-        if (w.bytes <= p->cut_bytes)
-            return begin;
-        struct box b;
-        plan_piece_box(p, w.shape, p->groups.at[r->group].cell, r->piece, &b);
-        uint64_t unit = plan_cut_unit(p, &b, w.shape->wire_bytes);
-        return begin + (nominal - begin) / unit * unit;
+        uint64_t stretch = c->walk.n * c->walk.bytes;
+        if (nominal < c->begin + stretch)
+            return;
+        c->begin += stretch;
+        if (!run_walk_next(p, r, &c->walk)) {
+            c->edge++;
+            c->started = false;
+        }
     }
-    return begin;
 }
 
-static uint64_t cut_at(const struct plan *p, const struct plan_leg *l, uint64_t nominal)
+/* The real cut for a nominal one: in the stretch that the cursor comes to. */
+static uint64_t cut_at(const struct plan *p, const struct plan_leg *l, struct leg_cursor *c,
+                       uint64_t nominal)
 {
     if (nominal >= l->bytes)
         return l->bytes;
-    uint32_t low = 0, high = l->n_edges - 1; /* the last edge that begins at or before nominal */
-    while (low < high) {
-        uint32_t middle = low + (high - low + 1) / 2;
-        if (p->edges.at[p->leg_edges.at[l->first_edge + middle]].offset <= nominal)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + low]];
-    return cut_in_run(p, &p->runs.at[e->run], e->offset, nominal);
+    seek(p, l, c, nominal);
+    const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + c->edge]];
+    const struct plan_run *r = &p->runs.at[e->run];
+    uint64_t begin = c->begin + (nominal - c->begin) / c->walk.bytes * c->walk.bytes;
+    if (c->walk.bytes <= p->cut_bytes)
+        return begin;
+    struct box b;
+    plan_piece_box(p, c->walk.shape, p->groups.at[r->group].cell, r->piece, &b);
+    uint64_t unit = plan_cut_unit(p, &b, c->walk.shape->wire_bytes);
+    return begin + (nominal - begin) / unit * unit;
 }
 
-void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, uint64_t *ret_begin,
-                 uint64_t *ret_end, uint32_t *ret_round)
+void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, struct leg_cursor *c,
+                 uint64_t *ret_begin, uint64_t *ret_end, uint32_t *ret_round)
 {
     *ret_round = round_at(p, l, i * p->message_step);
-    *ret_begin = i == 0 ? 0 : cut_at(p, l, i * p->message_step);
-    *ret_end = i + 1 == leg_messages(p, l) ? l->bytes : cut_at(p, l, (i + 1) * p->message_step);
+    *ret_begin = i == 0 ? 0 : cut_at(p, l, c, i * p->message_step);
+    *ret_end = i + 1 == leg_messages(p, l) ? l->bytes : cut_at(p, l, c, (i + 1) * p->message_step);
 }
 
 uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t at)
@@ -98,7 +101,8 @@ uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t a
     if (single(p, l))
         return round_at(p, l, 0);
     uint64_t i = at / p->message_step;
-    if (i + 1 < leg_messages(p, l) && cut_at(p, l, (i + 1) * p->message_step) <= at)
+    struct leg_cursor c = {0};
+    if (i + 1 < leg_messages(p, l) && cut_at(p, l, &c, (i + 1) * p->message_step) <= at)
         i++;
     return round_at(p, l, i * p->message_step);
 }

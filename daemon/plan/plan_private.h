@@ -290,12 +290,19 @@ uint64_t plan_run_offset(const struct plan *p, const struct plan_run *r, uint32_
 /* --- messages (plan_messages.c)
  * ----------------------------------------------------------------------- */
 uint64_t leg_messages(const struct plan *p, const struct plan_leg *l);
-/* Message i of a leg: bytes [begin, end) of the leg, and its round. */
-void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, uint64_t *ret_begin,
-                 uint64_t *ret_end, uint32_t *ret_round);
-uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l);
+/* Where in a leg the last cut was found, so that the next one is not looked for from the start. Zeroed: nowhere. */
+struct leg_cursor {
+    uint32_t edge; /* of the leg */
+    bool started;
+    uint64_t begin; /* of the stretch, in the leg */
+    struct run_walk walk;
+};
+/* Message i of a leg: bytes [begin, end) of the leg, and its round. Ascending i with one cursor. */
+void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, struct leg_cursor *c,
+                 uint64_t *ret_begin, uint64_t *ret_end, uint32_t *ret_round);
 /* The round in which byte `at` of the leg moves; `at` is where an item begins. */
 uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t at);
+uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l);
 /* Bytes that cuts inside the box are multiples of: its longest suffix of dims of at most cut_bytes.
  */
 uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes);

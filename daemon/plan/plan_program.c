@@ -466,9 +466,10 @@ static int encode_stream(struct encoder *x, uint32_t stream, bool send)
         for (uint32_t i = 0; i < l->n_edges && r == 0; i++)
             r = edge_items(x, &p->edges.at[p->leg_edges.at[l->first_edge + i]], send);
         uint64_t n = leg_messages(p, l);
+        struct leg_cursor c = {0};
         for (uint64_t i = 0; i < n && r == 0; i++) {
             struct program_message m = {.stream = index};
-            leg_message(p, l, i, &m.begin, &m.end, &m.round);
+            leg_message(p, l, i, &c, &m.begin, &m.end, &m.round);
             m.begin += l->base;
             m.end += l->base;
             r = add_message(x, m, stream);
