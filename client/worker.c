@@ -25,6 +25,7 @@
 
 enum {
     EVENTS_MOST = 4096,
+    GOODBYE_MOST_MS = 1000,
     RECEIVE_MS = 250, /* how soon a link that another thread lost is noticed */
     LINK_MOST_MS = 500,
     ATTACH_MOST_MS = 30000,
@@ -287,6 +288,7 @@ static bool stream_drop(struct reshard_worker *w, struct attach_try *ret)
     *ret = (struct attach_try){.worker = w, .resume = w->id, .resume_link = l};
     w->stream = NULL;
     w->link = NULL;
+    pthread_cond_broadcast(&w->changed);
     bool again = !w->closing && w->state == WORKER_BROKEN;
     pthread_mutex_unlock(&w->mutex);
     rpc_stream_close(s);
@@ -727,15 +729,27 @@ int reshard_attach(struct reshard_client *c, const struct reshard_attach *attach
     return client_give(e, 0, &err);
 }
 
+/* Says goodbye: the end of our side of the stream ends the lease at once, where a broken stream would
+ * keep the rank taken for its grace time. A daemon that does not answer is left. Under the mutex. */
+static void goodbye(struct reshard_worker *w)
+{
+    struct timespec at;
+    client_timespec(deadline_after_ms(GOODBYE_MOST_MS), &at);
+    int timed_out = w->state == WORKER_ATTACHED ? rpc_stream_half_close(w->stream, NULL) : 0;
+    while (w->stream != NULL && timed_out == 0)
+        timed_out = pthread_cond_clockwait(&w->changed, &w->mutex, CLOCK_MONOTONIC, &at);
+    if (w->stream != NULL)
+        rpc_stream_cancel(w->stream);
+}
+
 void reshard_detach(struct reshard_worker *w)
 {
     if (w == NULL)
         return;
     pthread_mutex_lock(&w->mutex);
     w->closing = true;
-    if (w->stream != NULL)
-        rpc_stream_cancel(w->stream);
     pthread_cond_broadcast(&w->changed);
+    goodbye(w);
     pthread_mutex_unlock(&w->mutex);
     if (w->started)
         pthread_join(w->thread, NULL);

@@ -386,6 +386,20 @@ START_TEST(a_daemon_killed_in_a_refit_ends_the_version_and_a_new_submit_commits_
 }
 END_TEST
 
+START_TEST(a_detached_rank_is_free_at_once_for_another_client)
+{
+    struct world w;
+    struct rank one, two;
+    world_start(&w);
+    rank_start(&w, &one, 1, true, false);
+    reshard_detach(one.worker);
+    rank_start(&w, &two, 1, true, false); /* far within the grace time of a broken stream */
+    rank_stop(&two);
+    rank_stop(&one);
+    world_stop(&w);
+}
+END_TEST
+
 START_TEST(bad_bindings_are_refused_with_the_tensor_named)
 {
     struct world w;
@@ -451,6 +465,7 @@ END_TEST
     X(versions_arrive_in_interleaved_memory_staged_and_in_place)                                   \
     X(a_killed_daemon_comes_back_and_the_next_version_arrives)                                     \
     X(a_daemon_killed_in_a_refit_ends_the_version_and_a_new_submit_commits_it)                     \
+    X(a_detached_rank_is_free_at_once_for_another_client)                                          \
     X(bad_bindings_are_refused_with_the_tensor_named)                                              \
     X(a_wait_can_be_ended_by_its_caller_and_by_its_deadline)
 #include "test/lib/main.h"

@@ -47,6 +47,14 @@ class State:
                 self.log_file.flush()
 
 
+def quietly(requests):
+    """The rest of a stream, also of one that breaks."""
+    try:
+        yield from requests
+    except Exception:
+        return
+
+
 def memory_client(state, connection):
     token = None
     while True:
@@ -181,6 +189,7 @@ def services(state, pb, grpc_pb, grpc):
             state.log(call="Attach", model=hello.model, rank=hello.rank, pieces=pieces, live=hello.live_version,
                       shadow=hello.shadow_version, segments=len(hello.segments))
             context.add_callback(lambda: events.put(None))
+            threading.Thread(target=lambda: (collections.deque(quietly(requests), 0), events.put(None)), daemon=True).start()
             yield pb.AttachEvent(attached=pb.Attached(worker=number, daemon_incarnation=state.incarnation, grace_ms=1000,
                                                       committed=state.committed[hello.model], held=hello.shadow_version,
                                                       applied=hello.live_version))
