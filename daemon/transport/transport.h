@@ -2,8 +2,8 @@
  *
  * A transport belongs to one epoch of one model and spans all of its devices (by the plan's device
  * index); each local device takes part with one stream. transport_mem.c is the in-memory twin
- * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c and
- * transport_nccl.c come with many nodes and GPUs; all pass one contract test.
+ * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c moves them over
+ * TCP connections, transport_nccl.c comes with GPUs; all pass one contract test.
  *
  * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes,
  * else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
@@ -58,6 +58,48 @@ struct transport_mem_options {
  * part). */
 int transport_mem_open(struct device *const *devices, uint32_t n_devices, uint64_t epoch,
                        const struct transport_mem_options *options, struct transport **ret,
+                       struct err *e);
+
+/* --- TCP --------------------------------------------------------------------------------------- */
+
+/* A data plane's endpoint: its listening socket and the thread that lets connections in. */
+struct transport_tcp_node;
+
+enum { TRANSPORT_TOKEN_BYTES = 16, TRANSPORT_TCP_MAX_STREAMS = 8 };
+
+/* Listens on a numeric address, on a port that the kernel picks. RS_EINVAL, RS_EUNAVAIL. */
+int transport_tcp_node_open(const char *address, struct transport_tcp_node **ret, struct err *e);
+uint16_t transport_tcp_node_port(const struct transport_tcp_node *node);
+/* Connections that were let go: no hello in time, or not one that anybody waits for. */
+uint64_t transport_tcp_node_refused(const struct transport_tcp_node *node);
+/* All its transports must be closed. NULL is fine. */
+void transport_tcp_node_close(struct transport_tcp_node *node);
+
+/* One of the plan's devices: here, or at another data plane's address. */
+struct transport_tcp_device {
+    struct device *device; /* NULL: not local */
+    const char *address;   /* numeric, copied; NULL where the device takes no part or is local */
+    uint16_t port;
+    /* Not local: the secret that both data planes were told for this epoch. Local devices reach
+     * each other by one that the transport makes itself. */
+    uint8_t token[TRANSPORT_TOKEN_BYTES];
+};
+
+struct transport_tcp_options {
+    double network_bytes_per_s; /* per device and direction; 0: no limit */
+    double domain_bytes_per_s;
+    uint32_t streams; /* connections per (from, to), at most; 0: the default */
+    /* A device on another data plane of which nothing is heard for so long while a message waits
+     * for it fails its group with RS_EDEADLINE; 0: the default. Where data plane and network are
+     * well something is always heard: each end of a connection says so when it has nothing else to
+     * say. */
+    uint32_t silence_ms;
+};
+
+/* The node must outlive the transport. RS_EINVAL: an address that is none. */
+int transport_tcp_open(struct transport_tcp_node *node, const struct transport_tcp_device *devices,
+                       uint32_t n_devices, uint64_t epoch,
+                       const struct transport_tcp_options *options, struct transport **ret,
                        struct err *e);
 
 /* A new attempt: allowed when the former is over (finished or quiesced). Fences what is older. */

@@ -17,18 +17,14 @@
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/random.h"
+#include "transport/pace.h"
 
 #include "base/banned.h"
 
 enum {
     MEM_MAX_DEVICES = 1024, /* channels are n * n */
-    MEM_CHUNK_BYTES = 1 << 20,
-    MEM_LEAST_CHUNK_BYTES = 16 << 10,
-    MEM_CHUNK_US = 500, /* of a paced port's time: how finely messages share it */
-    MEM_BURST_US = 1000 /* an idle port may catch up this much: a late wake-up costs no rate */
+    MEM_CHUNK_BYTES = 1 << 20
 };
-
-enum { EGRESS, INGRESS };
 
 struct mem_group;
 
@@ -62,7 +58,7 @@ struct mem_group {
 
 struct mem_port {
     struct transport_counters counters;
-    uint64_t free_ns[2][2]; /* [direction][network]: reserved up to here */
+    struct pace pace;
     uint64_t random;
     uint64_t n_posted;
     int failed; /* a group of this attempt failed: later ones do too */
@@ -171,37 +167,13 @@ static double rate_of(const struct mem *m, bool network)
     return network ? m->options.network_bytes_per_s : m->options.domain_bytes_per_s;
 }
 
-static uint64_t chunk_of(const struct mem *m, const struct mem_message *r)
-{
-    double rate = rate_of(m, r->network);
-    uint64_t chunk = MEM_CHUNK_BYTES;
-    if (rate > 0 && rate * MEM_CHUNK_US / 1e6 < (double)chunk)
-        chunk = (uint64_t)(rate * MEM_CHUNK_US / 1e6);
-    if (chunk < MEM_LEAST_CHUNK_BYTES)
-        chunk = MEM_LEAST_CHUNK_BYTES;
-    return r->bytes - r->at < chunk ? r->bytes - r->at : chunk;
-}
-
-/* Takes the port for `ns` from its first free time on; returns when it has passed them. */
-static uint64_t reserve_port(struct mem_port *port, int direction, bool network, uint64_t now,
-                             uint64_t ns)
-{
-    uint64_t *free_ns = &port->free_ns[direction][network];
-    uint64_t earliest = now - MEM_BURST_US * UINT64_C(1000);
-    *free_ns = (*free_ns > earliest ? *free_ns : earliest) + ns;
-    return *free_ns;
-}
-
 static void reserve(struct mem *m, struct mem_message *r, uint64_t now)
 {
     double rate = rate_of(m, r->network);
-    r->chunk_bytes = chunk_of(m, r);
-    r->due_ns = now;
-    if (rate <= 0)
-        return;
-    uint64_t ns = (uint64_t)((double)r->chunk_bytes / rate * 1e9);
-    uint64_t out = reserve_port(&m->ports[r->peer->group->device], EGRESS, r->network, now, ns);
-    uint64_t in = reserve_port(&m->ports[r->group->device], INGRESS, r->network, now, ns);
+    struct mem_port *from = &m->ports[r->peer->group->device], *to = &m->ports[r->group->device];
+    r->chunk_bytes = pace_chunk(rate, r->bytes - r->at, MEM_CHUNK_BYTES);
+    uint64_t out = pace_reserve(&from->pace, PACE_EGRESS, r->network, rate, r->chunk_bytes, now);
+    uint64_t in = pace_reserve(&to->pace, PACE_INGRESS, r->network, rate, r->chunk_bytes, now);
     r->due_ns = out > in ? out : in;
 }
 
