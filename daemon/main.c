@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crash.h"
 #include "base/log.h"
 #include "daemon.h"
 #include "exec/data_plane.h"
@@ -18,17 +19,26 @@
 #include "base/banned.h"
 
 static const char help[] =
-    "usage: reshardd [--config FILE] [--check-config] [--version] [--help]\n"
+    "usage: reshardd [--config FILE] [--check-config] [--crash-points] [--version] [--help]\n"
     "\n"
     "  --config FILE    settings (config/reshardd.conf shows all); without it, the defaults\n"
     "  --check-config   read the settings, say what they come to, and exit\n"
+    "  --crash-points   where RESHARD_CRASH=NAME[:N] makes it kill itself, for crash tests\n"
     "\n"
     "SIGTERM or SIGINT stops it. Exit status: 0 stopped, 1 failed, 2 bad usage or settings.\n";
 
-enum { OPTION_CONFIG = 1, OPTION_CHECK, OPTION_VERSION, OPTION_HELP, OPTION_DATA_PLANE };
+enum {
+    OPTION_CONFIG = 1,
+    OPTION_CHECK,
+    OPTION_CRASH_POINTS,
+    OPTION_VERSION,
+    OPTION_HELP,
+    OPTION_DATA_PLANE
+};
 
 static const struct option options[] = {{"config", required_argument, NULL, OPTION_CONFIG},
                                         {"check-config", no_argument, NULL, OPTION_CHECK},
+                                        {"crash-points", no_argument, NULL, OPTION_CRASH_POINTS},
                                         {"version", no_argument, NULL, OPTION_VERSION},
                                         {"help", no_argument, NULL, OPTION_HELP},
                                         {"data-plane", required_argument, NULL, OPTION_DATA_PLANE},
@@ -47,6 +57,7 @@ static int run_data_plane(const char *fd_text)
     (void)signal(SIGTERM, SIG_IGN);
     (void)signal(SIGPIPE, SIG_IGN);
     log_init(LOG_INFO, "data plane");
+    (void)crash_init(); /* checked by the control process */
     return data_plane_run((int)fd);
 }
 
@@ -72,6 +83,9 @@ int main(int argc, char **argv)
         case OPTION_CHECK:
             check = true;
             break;
+        case OPTION_CRASH_POINTS:
+            crash_print();
+            return EXIT_STOPPED;
         case OPTION_VERSION:
             (void)printf("reshardd %s\n", RESHARD_RELEASE);
             return EXIT_STOPPED;
@@ -87,6 +101,10 @@ int main(int argc, char **argv)
     }
     if (optind < argc) {
         (void)fprintf(stderr, "reshardd: '%s' is not understood\n%s", argv[optind], help);
+        return EXIT_USAGE;
+    }
+    if (crash_init() != 0) {
+        (void)fprintf(stderr, "reshardd: RESHARD_CRASH names no crash point (--crash-points)\n");
         return EXIT_USAGE;
     }
     config_init(&config);

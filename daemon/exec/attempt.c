@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/mem.h"
 
 #include "base/banned.h"
@@ -214,6 +215,8 @@ static void item_landed(struct attempt *a, uint32_t number)
         mark(a, &a->progress.last_byte_ns);
     else
         kick_blocked(a);
+    if (a->n_landings_left > 0)
+        crash_point(CRASH_EXEC_MOVING);
 }
 
 void attempt_item_done(struct attempt *a, uint32_t number, uint64_t elements)
@@ -253,6 +256,7 @@ static void finish_prepare(struct attempt *a)
     }
     move(a, ATTEMPT_PREPARED);
     plane_answer(a->plane, &a->request, WIRE_PREPARED, 0, NULL, 0, -1);
+    crash_point(CRASH_EXEC_PREPARED);
 }
 
 static bool all_done(const struct attempt *a)
@@ -274,6 +278,7 @@ static void finish_staged(struct attempt *a)
     mark(a, &a->progress.last_byte_ns);
     mark(a, &a->progress.verified_ns);
     struct wire_progress p = progress_now(a);
+    crash_point(CRASH_EXEC_STAGED);
     plane_answer_table(a->plane, &a->request, WIRE_STAGED, &p, sizeof(p), a->hold_prints,
                        a->program.n_holds);
     forget(a);

@@ -6,6 +6,7 @@
  *            then live memory is read and must give the same */
 #include <string.h>
 
+#include "base/crash.h"
 #include "base/mem.h"
 #include "exec/prints.h"
 #include "exec/pump.h"
@@ -145,8 +146,10 @@ static int errand_fill(struct pump *pump, struct pump_ticket *t)
 
 static void errand_landed(struct pump *pump, const struct pump_ticket *t)
 {
-    (void)pump;
+    const struct errand *x = container_of(pump, struct errand, pump);
     (void)t;
+    if (x->pass == PASS_COPY)
+        crash_point(CRASH_APPLY_COPYING);
 }
 
 /* --- answers ---------------------------------------------------------------------------------- */

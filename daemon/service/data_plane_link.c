@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
@@ -510,6 +511,7 @@ static int child_spawn(struct data_plane_link *l, int child_end, struct err *e)
     int r = uv_spawn(l->loop, &l->process, &options);
     l->process_open = true; /* the handle is initialised even where the spawn failed */
     l->reaped = r != 0;
+    crash_spent();
     return r == 0 ? 0 : err_set(e, RS_EIO, "%s could not be run: %s", path, uv_strerror(r));
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
@@ -80,6 +81,24 @@ static struct later *later_new(struct refit_event *ev)
 
 /* --- actions ------------------------------------------------------------------------------------ */
 
+/* Crash points: is this the record of a version in that phase? */
+static bool records_phase(const struct ledger_record *records, size_t n, enum refit_phase phase)
+{
+    for (size_t i = 0; i < n; i++)
+        if (records[i].kind == LEDGER_VERSION && records[i].version.phase == (uint32_t)phase)
+            return true;
+    return false;
+}
+
+static void crash_at(const struct ledger_record *records, size_t n, enum crash_point submit,
+                     enum crash_point commit)
+{
+    if (submit != CRASH_N_POINTS && records_phase(records, n, REFIT_SUBMITTED))
+        crash_point(submit);
+    if (records_phase(records, n, REFIT_COMMITTED))
+        crash_point(commit);
+}
+
 static void on_written(struct ledger_transaction *t, int code, const struct err *e)
 {
     struct write *w = container_of(t, struct write, transaction);
@@ -89,6 +108,8 @@ static void on_written(struct ledger_transaction *t, int code, const struct err 
     char text[ERR_TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", code == 0 ? "" : err_text(e, code));
     ev.durable.text = text;
+    if (code == 0)
+        crash_at(t->records, t->n_records, CRASH_SUBMIT_DURABLE, CRASH_COMMIT_DURABLE);
     if (code != 0)
         log_error("model %s: not written to the ledger: %s", m->name, text);
     ledger_transaction_close(t);
@@ -116,6 +137,7 @@ static void do_persist(struct model *m, const struct refit_action *a)
 {
     struct write *w = mem_zalloc(sizeof *w);
     fingerprints_fill(m, a);
+    crash_at(a->records, a->n_records, CRASH_N_POINTS, CRASH_COMMIT_DECIDED);
     if (w == NULL || ledger_transaction_init(&w->transaction, a->records, a->n_records) != 0) {
         struct refit_event ev = {.type = REFIT_EV_NOT_DURABLE,
                                  .durable = {.sequence = a->sequence,
@@ -130,6 +152,7 @@ static void do_persist(struct model *m, const struct refit_action *a)
     w->transaction.done = on_written;
     m->service->n_writes++;
     ledger_submit(m->service->ledger, &w->transaction);
+    crash_at(a->records, a->n_records, CRASH_SUBMIT_RECORDED, CRASH_COMMIT_RECORDED);
 }
 
 static void do_mark(struct model *m, const struct refit_action *a)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/blame.h"
@@ -575,6 +576,7 @@ static int prepare_submit(struct model *m, struct wire_place *places, uint8_t *h
                         plan->program.n_places * sizeof *places, fds, has_held ? 3 : 2,
                         ms_until(m->run.prepare_deadline_ns) + 1000, e);
     m->run.sent = r == 0;
+    crash_point(CRASH_PREPARE_SENT);
     if (fds[2] >= 0)
         (void)close(fds[2]);
     return r;

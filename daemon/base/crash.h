@@ -1,0 +1,40 @@
+/* Named points where a process can be told to die, for crash tests on the real binaries.
+ *
+ * RESHARD_CRASH=NAME or NAME:N in the environment of reshardd makes the process that comes by that point the N-th time
+ * (first if not given) kill itself with SIGKILL: nothing is flushed, closed or told. Without it a point is one load.
+ * A data plane that replaces a dead one is not armed again (crash_spent). `reshardd --crash-points` prints the names.
+ *
+ * Thread: any, after crash_init. */
+#ifndef RS_BASE_CRASH_H
+#define RS_BASE_CRASH_H
+
+/* The one list: name in the code, name outside, process, where it is. */
+#define CRASH_POINTS(X)                                                                            \
+    X(SUBMIT_RECORDED, "submit-recorded", "control", "submit recorded, not yet durable")           \
+    X(SUBMIT_DURABLE, "submit-durable", "control", "submit durable, not yet answered")             \
+    X(PREPARE_SENT, "prepare-sent", "control", "PREPARE sent to the data plane")                   \
+    X(COMMIT_DECIDED, "commit-decided", "control", "commit decided, not yet recorded")             \
+    X(COMMIT_RECORDED, "commit-recorded", "control", "commit recorded, perhaps durable")           \
+    X(COMMIT_DURABLE, "commit-durable", "control", "commit durable, nobody told")                  \
+    X(EXEC_PREPARED, "exec-prepared", "data plane", "PREPARED answered")                           \
+    X(EXEC_MOVING, "exec-moving", "data plane", "bytes of an item have landed, others not")        \
+    X(EXEC_STAGED, "exec-staged", "data plane", "all bytes landed, STAGED not yet answered")       \
+    X(APPLY_COPYING, "apply-copying", "data plane", "Apply: a part of shadow is copied to live")
+
+enum crash_point {
+#define X(id, name, process, where) CRASH_##id,
+    CRASH_POINTS(X)
+#undef X
+        CRASH_N_POINTS
+};
+
+/* Reads RESHARD_CRASH. 0, or RS_EINVAL: no such point, or N is no number from 1 on. Once, at start. */
+int crash_init(void);
+/* Children that are started from now on are not armed. */
+void crash_spent(void);
+/* Dies here if told to. */
+void crash_point(enum crash_point p);
+/* One line per point on stdout: name, process, where. */
+void crash_print(void);
+
+#endif
