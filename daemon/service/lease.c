@@ -277,15 +277,31 @@ static int expected_copy(struct lease *l, struct publication *p, const struct op
     return 0;
 }
 
+/* This worker's place in the program that the next attempt most likely has: then its cells are fingerprinted in the
+ * same pass, and PREPARE need not read the memory again. PROGRAM_NONE: none is known. */
+static uint32_t place_likely(const struct lease *l)
+{
+    const struct plan_entry *plan = l->model->last_plan;
+    for (uint32_t i = 0; plan != NULL && plan->source == l->layout && i < plan->program.n_places;
+         i++)
+        if (plan->program.places[i].side == PROGRAM_SOURCE &&
+            plan->program.places[i].rank == l->rank)
+            return i;
+    return PROGRAM_NONE;
+}
+
 static int publish_send(struct lease *l, struct err *e)
 {
-    struct wire_publish body = {0};
+    uint32_t place = place_likely(l);
+    bool known = place != PROGRAM_NONE;
+    struct wire_publish body = {.has_program = known, .place = known ? place : 0};
     struct wire_header h = {.type = WIRE_PUBLISH,
                             .model = l->model->id,
                             .worker = l->id,
                             .version = l->publishing->version};
     l->publish = (struct link_request){.done = on_published};
-    return link_submit(l->service->link, &l->publish, h, &body, sizeof body, NULL, 0, NULL, 0,
+    return link_submit(l->service->link, &l->publish, h, &body, sizeof body, NULL, 0,
+                       known ? &l->model->last_plan->program_fd : NULL, known ? 1 : 0,
                        l->service->config->memory_timeout_ms, e);
 }
 

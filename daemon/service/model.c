@@ -388,6 +388,7 @@ static void model_free(struct model *m)
     while (!queue_empty(&m->later))
         mem_free(container_of(queue_pop(&m->later), struct later, in));
     held_free(m->held);
+    plan_entry_unref(m->last_plan);
     mem_free(m->fingerprints);
     refit_update_close(&m->update);
     refit_free(m->refit);

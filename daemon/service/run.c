@@ -161,6 +161,8 @@ static void planned(struct model *m, struct plan_entry *entry)
                                .device = t->device_bytes},
                     .strategy = plan_strategy_name(plan_options(entry->plan)->strategy)}};
     m->run.plan = entry;
+    plan_entry_unref(m->last_plan);
+    m->last_plan = plan_entry_ref(entry);
     (void)model_event(m, &ev);
 }
 

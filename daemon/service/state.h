@@ -153,7 +153,9 @@ struct model {
     uv_timer_t deadline;
     uv_timer_t retry; /* after RS_ENOMEM */
     struct run run;
-    struct queue polls;      /* struct poll: long polls and watchers of committed versions */
+    struct plan_entry
+        *last_plan;     /* of the newest attempt that was planned: what Publish fingerprints by */
+    struct queue polls; /* struct poll: long polls and watchers of committed versions */
     struct queue watchers;   /* struct watcher: of refits */
     struct held_store *held; /* fingerprints of committed versions, for workers that attach again */
     void *fingerprints;      /* of the attempt in flight, for the ledger's row; owned */
