@@ -358,6 +358,59 @@ START_TEST(a_ring_of_one_slot_is_enough)
 }
 END_TEST
 
+/* n tensors, each whole in the source's ranks' rows; every domain needs all of them. */
+static void many(struct zoo_case *c, uint32_t sources, const char *from, uint32_t domains,
+                 uint32_t per_domain, const char *to)
+{
+    uint32_t dims[] = {domains, per_domain}, first = sources;
+    uint64_t shape[] = {2048, 2048};
+    memset(c, 0, sizeof *c);
+    c->source = case_layout("train", sources);
+    c->destinations[0] = case_layout("rollout", domains * per_domain);
+    int32_t sm = case_mesh(c->source, 1, &sources, NULL, 0, 1);
+    int32_t dm = case_mesh(c->destinations[0], 2, dims, NULL, 0, 1);
+    for (int i = 0; i < 400; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "w%03d", i);
+        case_tensor(c->source, name, DTYPE_BFLOAT16, 2, shape, sm, from);
+        case_tensor(c->destinations[0], name, DTYPE_BFLOAT16, 2, shape, dm, to);
+    }
+    case_topology(c, sources / per_domain + domains, per_domain, 1);
+    case_finish(c, 0, &first);
+}
+
+/* The aims of DESIGN.md section 10: busiest device within 5 % of the bound, time within 10 %. */
+START_TEST(busiest_device_and_time_stay_near_the_lower_bound)
+{
+    static const struct {
+        uint32_t sources;
+        const char *from;
+        uint32_t domains, per_domain;
+        const char *to;
+    } shapes[] = {{1, "R", 16, 1, "RR"},
+                  {4, "0", 8, 4, "R0"},
+                  {8, "0", 3, 4, "R1"},
+                  {8, "1", 2, 8, "01"},
+                  {16, "0", 2, 8, "R1"}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct zoo_case c;
+        struct plan *p = NULL;
+        struct err e = {0};
+        many(&c, shapes[i].sources, shapes[i].from, shapes[i].domains, shapes[i].per_domain,
+             shapes[i].to);
+        ck_assert_msg(plan_make(&c.input, &p, &e) == 0, "%s", e.text);
+        const struct plan_totals *t = plan_totals(p);
+        double bound_s = (double)t->lower_bound / c.topology.network_bytes_per_s;
+        double busiest = (double)t->busiest_bytes / (double)t->lower_bound;
+        double time = plan_predict_s(p, &c.topology) / bound_s;
+        ck_assert_msg(busiest >= 1 && busiest <= 1.05, "case %zu: busiest %.4f", i, busiest);
+        ck_assert_msg(time >= 0.9999 && time <= 1.10, "case %zu: time %.4f", i, time);
+        plan_free(p);
+        case_close(&c);
+    }
+}
+END_TEST
+
 START_TEST(a_rank_without_device_is_named)
 {
     struct zoo_case c;
@@ -445,6 +498,7 @@ END_TEST
     X(digests_change_with_every_part_of_the_input)                                                 \
     X(relays_keep_the_source_at_one_send_of_everything)                                            \
     X(a_ring_of_one_slot_is_enough)                                                                \
+    X(busiest_device_and_time_stay_near_the_lower_bound)                                           \
     X(a_rank_without_device_is_named)                                                              \
     X(options_that_make_no_sense_are_refused)                                                      \
     X(derived_tensors_are_refused_by_name)                                                         \

@@ -260,7 +260,7 @@ static int use_all(const struct zoo_case *c)
 
 START_TEST(no_memory_at_any_point_is_an_answer)
 {
-    static const uint64_t seeds[] = {3, 4, 5, 8, 21};
+    static const uint64_t seeds[] = {3, 8};
     for (size_t i = 0; i <= sizeof seeds / sizeof seeds[0]; i++)
         for (int strategy = 0; strategy < 3; strategy++) {
             struct zoo_case c;
