@@ -239,8 +239,9 @@ int api_event(const void *data, size_t n_bytes, struct reshard_event *ret, struc
     const Reshard__V1__AttachEvent *event = message;
     enum reshard_event_type type = event_type(event->event_case);
     if (type == 0) {
+        r = err_set(e, RS_EUNIMPL, "an event of kind %d", (int)event->event_case);
         pb_free(message);
-        return err_set(e, RS_EUNIMPL, "an event of kind %d", (int)event->event_case);
+        return r;
     }
     /* All but `attached` are the same message, so any name of the union will do. */
     const Reshard__V1__AttachEvent__VersionEvent *v = event->committed;

@@ -29,6 +29,8 @@ demo:
 
 all: $(BUILD)/libreshard.so $(BUILD)/reshardctl $(BUILD)/demo_worker
 
+FUZZ_client := client
+
 # --- libreshard and reshardctl against the real daemon ----------------------------------------------
 $(BUILD)/test/integration/test_libreshard: $(BUILD)/obj/test/integration/test_libreshard.o $(BUILD)/libreshard.so
 	@mkdir -p $(@D)
