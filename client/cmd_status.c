@@ -134,12 +134,12 @@ static void print_layouts(const json_t *m)
 }
 
 /* "3", or "-" for none. */
-static void version_cell(struct cmd_table *t, uint64_t version)
+static void number_cell(struct cmd_table *t, uint64_t number)
 {
-    if (version == 0)
+    if (number == 0)
         cmd_table_cell(t, "-");
     else
-        cmd_table_cell(t, "%llu", (unsigned long long)version);
+        cmd_table_cell(t, "%llu", (unsigned long long)number);
 }
 
 static void ranks_text(const json_t *ranks, char *to, size_t capacity)
@@ -180,7 +180,7 @@ static int print_instances(const json_t *m)
         cmd_table_cell(&t, "%llu", (unsigned long long)jnum(x, "instance"));
         cmd_table_cell(&t, "%s", ranks);
         cmd_table_cell(&t, "%s", jstr(x, "state"));
-        version_cell(&t, jnum(x, "applied"));
+        number_cell(&t, jnum(x, "applied"));
         cmd_table_cell(&t, "%s", jstr(x, "verdict")[0] != '\0' ? jstr(x, "verdict") : "-");
     }
     return cmd_table_print(&t, stdout, 2);
@@ -194,14 +194,15 @@ static void worker_row(struct cmd_table *t, const json_t *w)
     cmd_table_cell(t, "%s", jstr(w, "layout_name"));
     cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "rank"));
     cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "device"));
-    cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "pid"));
+    number_cell(t, jnum(w, "pid"));
     cmd_table_cell(t, "%s", source ? "-" : jstr(w, "receive"));
     cmd_table_cell(t, "%s",
                    source && strcmp(jstr(w, "state"), "gone") != 0 ? "-" : jstr(w, "state"));
-    version_cell(t, jnum(w, "published"));
-    version_cell(t, jnum(w, "held"));
-    version_cell(t, jnum(w, "applied"));
-    cmd_table_cell(t, "%s", ctl_bytes(jnum(w, "segment_bytes")));
+    number_cell(t, jnum(w, "published"));
+    number_cell(t, jnum(w, "held"));
+    number_cell(t, jnum(w, "applied"));
+    cmd_table_cell(t, "%s",
+                   jnum(w, "segment_bytes") == 0 ? "-" : ctl_bytes(jnum(w, "segment_bytes")));
     cmd_table_cell(t, "%s", jstr(w, "doing")[0] != '\0' ? jstr(w, "doing") : "-");
 }
 

@@ -225,6 +225,22 @@ def a_version_that_nobody_publishes_can_be_aborted(w):
     assert w.json("versions", "m", "--last", 1)["versions"][0]["phase"] == "aborted"
 
 
+def submit_with_wait_ends_as_its_version_does(w):
+    for more in ((), ("--json",)):
+        ended = []
+        version = 12 + len(more)
+        waiting = threading.Thread(target=lambda: ended.append(w.ctl("submit", "m", version, "--wait", *more)))
+        waiting.start()
+        end = time.monotonic() + 10 * SLOW
+        while w.json("status")["models"][0].get("in_flight", {}).get("version") != version:
+            assert time.monotonic() < end
+        assert w.ctl("abort", "m", version).returncode == OK
+        waiting.join()
+        assert ended[0].returncode == FAILED, ended
+        states = [json.loads(line) for line in ended[0].stdout.splitlines()] if more else None
+        assert states[-1]["phase"] == "aborted" if more else f"version {version} aborted" in ended[0].stdout, ended
+
+
 def an_evicted_worker_is_gone(w):
     workers = w.json("status")["models"][0]["workers"]
     victim = next(x for x in workers if x["side"] == "destination" and x["rank"] == 3)
@@ -239,7 +255,7 @@ TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon
          status_shows_models_instances_and_workers, versions_and_timeline_tell_what_happened,
          two_sets_of_versions_are_compared, a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
          a_committed_version_is_watched_to_its_end_at_once, a_version_that_nobody_publishes_can_be_aborted,
-         an_evicted_worker_is_gone)
+         submit_with_wait_ends_as_its_version_does, an_evicted_worker_is_gone)
 
 
 def main():

@@ -187,6 +187,25 @@ START_TEST(bindings_of_any_number_are_cut_into_pages_in_order)
 }
 END_TEST
 
+START_TEST(an_event_that_the_library_does_not_know_is_named_and_passed_over)
+{
+    struct reshard_event ev = {.version = 99};
+    struct err e = {0};
+    /* Field 1 (`attached`, which comes only once, first) and field 15, which there is not: both empty. */
+    ck_assert_int_eq(api_event("\x0a\x00", 2, &ev, &e), RS_EUNIMPL);
+    ck_assert_str_eq(e.text, "an event of kind 1");
+    ck_assert_int_eq(api_event("\x7a\x00", 2, &ev, &e), RS_EUNIMPL);
+    ck_assert_int_eq(api_event("\x7a\x05", 2, &ev, &e), RS_EPROTO);
+    ck_assert_uint_eq(ev.version, 99);
+    /* Field 6, aborted: version 2, attempt 7, reason "no". */
+    ck_assert_int_eq(api_event("\x32\x08\x08\x02\x10\x07\x1a\x02no", 10, &ev, &e), 0);
+    ck_assert_int_eq((int)ev.type, RESHARD_EVENT_ABORTED);
+    ck_assert_uint_eq(ev.version, 2);
+    ck_assert_uint_eq(ev.attempt, 7);
+    ck_assert_str_eq(ev.reason, "no");
+}
+END_TEST
+
 /* ---- the memory socket ---- */
 
 struct peer {
@@ -478,6 +497,7 @@ END_TEST
     X(a_layout_tells_its_tensors_and_shards)                                                       \
     X(memory_that_could_vanish_is_not_handed_over)                                                 \
     X(bindings_of_any_number_are_cut_into_pages_in_order)                                          \
+    X(an_event_that_the_library_does_not_know_is_named_and_passed_over)                            \
     X(a_welcome_is_believed_only_when_whole_and_right)                                             \
     X(no_daemon_and_a_path_that_is_too_long_are_told_apart)                                        \
     X(answers_become_json_with_hex_ids_and_plain_enum_names)                                       \
