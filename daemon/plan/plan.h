@@ -81,7 +81,9 @@ struct plan_transfer {
     enum plan_strategy strategy;
     struct plan_end from;
     struct plan_end to;
-    uint32_t round; /* the first round in which a byte of it moves */
+    /* The first round in which a byte of it moves. What is copied on inside one node's part of a domain has no
+     * message: it counts one round after what it comes after, and 0 where it comes from a source holder. */
+    uint32_t round;
     /* Transfers that brought the bytes to `from`, ids; only where from is no source holder. */
     const uint64_t *after;
     uint32_t n_after;

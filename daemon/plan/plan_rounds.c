@@ -134,9 +134,13 @@ static int open_leg(struct plan *p, uint32_t at)
     return 0;
 }
 
-/* Small neighbours share a leg up to one message; every other edge is a leg of its own. */
+/* Small neighbours share a leg, up to a part of a run; every other edge is a leg of its own. */
+enum { LEG_PART = 16 };
+
 static int build_legs(struct plan *p)
 {
+    uint64_t most = p->run_bytes / LEG_PART;
+    most = most > p->message_bytes ? most : p->message_bytes;
     int r = sort_edges(p);
     for (uint32_t i = 0; i < p->leg_edges.n && r == 0; i++) {
         struct plan_edge *e = &p->edges.at[p->leg_edges.at[i]];
@@ -144,7 +148,7 @@ static int build_legs(struct plan *p)
         bool fresh = p->streams.n == 0 || !same_stream(&p->streams.at[p->streams.n - 1], e);
         if (fresh)
             r = open_stream(p, e);
-        if (r == 0 && (fresh || p->legs.at[p->legs.n - 1].bytes + bytes > p->message_bytes))
+        if (r == 0 && (fresh || p->legs.at[p->legs.n - 1].bytes + bytes > most))
             r = open_leg(p, i);
         if (r != 0)
             return r;
@@ -275,21 +279,20 @@ static void make_available(struct timetable *t, uint32_t leg)
     heap_offer(t, in, later(t->in_free[in], t->ready[leg]));
 }
 
-/* Earliest start of child edge c whose parent edge has just been placed: see leg_message on why
- * rounds are strictly later then. The last term is for a child that runs faster than its parent. */
+/* Earliest start of child edge c's leg, whose parent edge has just been placed: see plan_messages.c on why rounds are
+ * strictly later then. The last term is for a child that runs faster than its parent; what stands before the edge in
+ * its leg gives time. */
 static uint64_t child_ready(const struct plan *p, const struct plan_edge *parent,
                             const struct plan_edge *c)
 {
-    const struct plan_leg *from = &p->legs.at[parent->leg], *to = &p->legs.at[c->leg];
-    uint8_t from_tier = parent->tier, to_tier = c->tier;
-    uint64_t bytes = p->runs.at[c->run].bytes;
-    uint64_t begin = from->start + plan_time(p, from_tier, parent->offset);
-    uint64_t took = plan_time(p, from_tier, bytes), takes = plan_time(p, to_tier, bytes);
-    uint64_t u = p->message_bytes, margin = p->cut_bytes + 2;
-    if (to->n_edges > 1)
-        return begin + took + u + margin;
-    return begin + later(2 * u, u + plan_time(p, from_tier, u)) + margin +
-           (took > takes ? took - takes : 0);
+    const struct plan_leg *from = &p->legs.at[parent->leg];
+    uint64_t bytes = p->runs.at[c->run].bytes, u = p->message_bytes;
+    uint64_t begin = from->start + plan_time(p, parent->tier, parent->offset);
+    uint64_t took = plan_time(p, parent->tier, bytes), takes = plan_time(p, c->tier, bytes);
+    uint64_t ready = begin + later(2 * u, u + plan_time(p, parent->tier, u)) + p->cut_bytes + 2 +
+                     (took > takes ? took - takes : 0);
+    uint64_t before = plan_time(p, c->tier, c->offset);
+    return ready > before ? ready - before : 0;
 }
 
 static void place_children(struct timetable *t, uint32_t edge)

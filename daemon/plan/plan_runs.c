@@ -198,7 +198,8 @@ static int source_bound(struct plan *p, const struct bound *b, uint64_t *ret)
 static void run_size(struct plan *p, const struct bound *b, uint64_t bound)
 {
     uint64_t least = p->options.least_piece_bytes > 0 ? p->options.least_piece_bytes : 1;
-    uint64_t q = b->needed / (p->chains ? 2 * EDGES : EDGES); /* chains need few peers, hence less */
+    uint64_t q =
+        b->needed / (p->chains ? 2 * EDGES : EDGES); /* chains need few peers, hence less */
     if (q < bound / MOST_RUNS)
         q = bound / MOST_RUNS;
     if (q > bound / LEAST_RUNS)

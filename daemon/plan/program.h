@@ -30,6 +30,7 @@
 
 #define PROGRAM_NONE UINT32_MAX
 
+/* One entry per tensor and wire dtype: a tensor that goes out in two dtypes is here twice. */
 struct program_tensor {
     uint64_t shape[BOX_MAX_DIMS];
     uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX:
