@@ -147,6 +147,14 @@ void client_connect_unlock(struct reshard_client *c)
     pthread_mutex_unlock(&c->mutex);
 }
 
+static bool client_closing(struct reshard_client *c)
+{
+    pthread_mutex_lock(&c->mutex);
+    bool closing = c->closing;
+    pthread_mutex_unlock(&c->mutex);
+    return closing;
+}
+
 int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e)
 {
     struct link *l = link_now(c);
@@ -162,7 +170,7 @@ int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **re
         }
         client_connect_unlock(c);
         if (l == NULL)
-            return c->closing ? err_set(e, RS_ECANCELED, "the client is being closed") : r;
+            return client_closing(c) ? err_set(e, RS_ECANCELED, "the client is being closed") : r;
     }
     *ret = l;
     return 0;

@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "client/reshard.h"
 
 extern char **environ;
@@ -372,6 +373,46 @@ START_TEST(detaching_does_not_wait_for_a_daemon_that_is_gone)
 }
 END_TEST
 
+START_TEST(an_attach_that_runs_out_of_memory_says_so_and_leaves_nothing_behind)
+{
+    struct rank one = {0};
+    struct reshard_piece *pieces = NULL;
+    size_t n = 0;
+    uint64_t end = 0;
+    start();
+    rank_attach(&one, "m", RESHARD_SOURCE, false);
+    OK(reshard_pieces_dense(one.layout, 0, one.live, 0, 0, &pieces, &n, &end, &ok_error));
+    unsigned refused = 0;
+    for (long i = 1;; i++) {
+        char model[16]; /* a new one each time: the fake may be late to see the last attach end */
+        (void)snprintf(model, sizeof model, "m%ld", i);
+        struct reshard_attach a = {.model = model,
+                                   .side = RESHARD_SOURCE,
+                                   .layout = one.layout,
+                                   .live = pieces,
+                                   .n_live = n};
+        struct reshard_worker *w = NULL;
+        struct reshard_error e;
+        mem_fail_at(i);
+        int r = reshard_attach(one.client, &a, 5000, &w, &e);
+        bool struck = mem_failed() != 0;
+        mem_fail_at(0);
+        ck_assert_msg(r == 0 || r == RESHARD_ENOMEM || r == RESHARD_EEXHAUSTED,
+                      "allocation %ld: %d %s", i, r, e.text);
+        refused += r != 0;
+        reshard_detach(w);
+        if (!struck) {
+            ck_assert_int_eq(r, 0);
+            break;
+        }
+    }
+    ck_assert_uint_gt(refused, 10);
+    reshard_pieces_free(pieces);
+    rank_close(&one);
+    stop();
+}
+END_TEST
+
 START_TEST(refusals_come_back_with_code_and_text)
 {
     struct rank one = {0}, two = {0};
@@ -411,5 +452,6 @@ END_TEST
     X(an_aborted_version_ends_each_wait_with_its_reason)                                           \
     X(deadlines_name_what_was_missing)                                                             \
     X(detaching_does_not_wait_for_a_daemon_that_is_gone)                                           \
+    X(an_attach_that_runs_out_of_memory_says_so_and_leaves_nothing_behind)                         \
     X(refusals_come_back_with_code_and_text)
 #include "test/lib/main.h"
