@@ -30,7 +30,37 @@ static struct transport *open_mem(struct device *const *devices, uint32_t n, uin
     return t;
 }
 
-static const struct kind kinds[] = {{"mem", open_mem}};
+/* Never closed: it holds no test's state, and Check ends the test's process. */
+static struct transport *open_tcp_streams(struct device *const *devices, uint32_t n,
+                                          uint32_t streams)
+{
+    static struct transport_tcp_node *endpoint;
+    struct transport_tcp_device all[MAX_DEVICES] = {0};
+    struct transport_tcp_options options = {.streams = streams};
+    struct transport *t = NULL;
+    if (endpoint == NULL)
+        ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", &endpoint, NULL), 0);
+    for (uint32_t i = 0; i < n; i++)
+        all[i].device = devices[i];
+    ck_assert_int_eq(transport_tcp_open(endpoint, all, n, 7, &options, &t, NULL), 0);
+    return t;
+}
+
+/* Its delays are the network's. */
+static struct transport *open_tcp(struct device *const *devices, uint32_t n, uint64_t seed)
+{
+    (void)seed;
+    return open_tcp_streams(devices, n, 1);
+}
+
+static struct transport *open_tcp_4(struct device *const *devices, uint32_t n, uint64_t seed)
+{
+    (void)seed;
+    return open_tcp_streams(devices, n, 4);
+}
+
+static const struct kind kinds[] = {
+    {"mem", open_mem}, {"tcp", open_tcp}, {"tcp, 4 streams", open_tcp_4}};
 enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 /* --- a node of n devices with one stream each ------------------------------------------------- */
