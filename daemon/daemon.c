@@ -30,7 +30,7 @@ struct daemon {
     const struct config *config;
     struct service *service;
     struct rpc_server *server;
-    bool stopping;
+    bool stopping, failed;
 };
 
 static void tell_systemd(const char *state)
@@ -56,17 +56,32 @@ static void on_server_stopped(void *arg)
 }
 
 /* Calls first, then clients and the data plane, then the ledger. */
+static void stop(struct daemon *d)
+{
+    d->stopping = true;
+    tell_systemd("STOPPING=1");
+    uv_close((uv_handle_t *)&d->term, NULL);
+    uv_close((uv_handle_t *)&d->interrupt, NULL);
+    rpc_server_stop(d->server, STOP_GRACE_MS, on_server_stopped, d);
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *d = handle->data;
     if (d->stopping)
         return;
-    d->stopping = true;
     log_info("stopping: signal %d", number);
-    tell_systemd("STOPPING=1");
-    uv_close((uv_handle_t *)&d->term, NULL);
-    uv_close((uv_handle_t *)&d->interrupt, NULL);
-    rpc_server_stop(d->server, STOP_GRACE_MS, on_server_stopped, d);
+    stop(d);
+}
+
+static void on_ledger_failed(void *arg)
+{
+    struct daemon *d = arg;
+    d->failed = true;
+    if (d->stopping)
+        return;
+    log_error("stopping: the ledger failed, and what is in it is not known");
+    stop(d);
 }
 
 static int server_start(struct daemon *d, struct err *e)
@@ -143,6 +158,8 @@ int daemon_run(const struct config *config)
     struct daemon d = {.config = config};
     struct err e = {0};
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ,
+                 SIG_IGN); /* a file size limit is a failed write, which the ledger tells */
     descriptors_raise();
     rs_assert(uv_loop_init(&d.loop) == 0);
     int r = start(&d, &e);
@@ -151,13 +168,18 @@ int daemon_run(const struct config *config)
         give_up(&d);
     } else {
         signals_watch(&d);
+        service_on_failure(d.service, on_ledger_failed, &d);
         first_line(&d);
         tell_systemd("READY=1");
         (void)uv_run(&d.loop, UV_RUN_DEFAULT);
-        log_info("stopped");
+        if (d.failed)
+            log_error("stopped: the ledger in %s failed; the next start reads what there is",
+                      config->state_dir);
+        else
+            log_info("stopped");
     }
     int left = uv_loop_close(&d.loop);
     if (left != 0)
         log_error("handles were left open: %s", uv_strerror(left));
-    return r == 0 ? EXIT_STOPPED : EXIT_FAILED;
+    return r == 0 && !d.failed ? EXIT_STOPPED : EXIT_FAILED;
 }

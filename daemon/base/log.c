@@ -32,6 +32,14 @@ int log_level_parse(const char *text, enum log_level *ret_level)
     return RS_EINVAL;
 }
 
+/* Texts from outside (a client's reason, SQLite's words) can't begin a line of their own. */
+static void control_characters_blank(char *text, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7F)
+            text[i] = ' ';
+}
+
 void log_line(enum log_level level, const char *format, ...)
 {
     if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
@@ -51,6 +59,7 @@ void log_line(enum log_level level, const char *format, ...)
     if (text < 0)
         return;
     n += (size_t)text < sizeof line - n - 1 ? (size_t)text : sizeof line - n - 2;
+    control_characters_blank(line, n);
     line[n++] = '\n';
     /* One write per line, so that lines of several processes don't mix. */
     ssize_t written = write(STDERR_FILENO, line, n);

@@ -116,6 +116,7 @@ static void on_written(struct ledger_transaction *t, int code, const struct err 
     mem_free(w);
     m->service->n_writes--;
     (void)model_event(m, &ev);
+    service_check_ledger(m->service, code);
     service_stop_if_idle(m->service);
 }
 

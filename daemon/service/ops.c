@@ -57,6 +57,7 @@ static void on_layout_written(struct ledger_transaction *t, int code, const stru
     j->entry->durable = j->entry->durable || code == 0;
     s->n_writes--;
     layout_job_end(j, code, code == 0 ? "" : err_text(e, code), false);
+    service_check_ledger(s, code);
     service_stop_if_idle(s);
 }
 

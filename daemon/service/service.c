@@ -222,6 +222,21 @@ int service_start(struct service *s, struct err *e)
     return link_new(s->loop, s->config, &events, &s->link, e);
 }
 
+void service_on_failure(struct service *s, void (*fn)(void *arg), void *arg)
+{
+    s->failed = fn;
+    s->failed_arg = arg;
+}
+
+void service_check_ledger(struct service *s, int code)
+{
+    void (*fn)(void *) = s->failed;
+    if (code != RS_EDISK || fn == NULL)
+        return;
+    s->failed = NULL;
+    fn(s->failed_arg);
+}
+
 /* --- stop --------------------------------------------------------------------------------------- */
 
 void service_handle_closed(struct service *s)

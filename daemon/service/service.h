@@ -34,6 +34,10 @@ int service_start(struct service *s, struct err *e);
  * The rpc server has been stopped before. */
 void service_stop(struct service *s, void (*done)(void *arg), void *arg);
 
+/* fn runs once, from the loop, when the ledger has failed in a way that leaves unknown what is in the file (RS_EDISK).
+ * Nothing is decided any more: the owner stops, and the next start reads what there is. Set before the loop runs. */
+void service_on_failure(struct service *s, void (*fn)(void *arg), void *arg);
+
 /* rpc_server_options.identify; context is the service. */
 bool service_identify(void *context, const char *token, struct rpc_identity *ret);
 

@@ -55,6 +55,8 @@ struct service {
     bool stopping, stop_finished;
     void (*stopped)(void *arg);
     void *stopped_arg;
+    void (*failed)(void *arg); /* NULL: told already */
+    void *failed_arg;
 };
 
 /* What a source worker has published, with the fingerprints of its shards. Counted; immutable. */
@@ -222,6 +224,8 @@ void service_reply(struct service *s, const struct refit_action *a);
 void service_answer(struct service *s, uint64_t cookie, int code, const char *text);
 /* When nothing is left to wait for, ends the stop. */
 void service_stop_if_idle(struct service *s);
+/* After each of the ledger's answers: RS_EDISK is told to the owner (service_on_failure), once. */
+void service_check_ledger(struct service *s, int code);
 /* A handle of the service (or of what it owns) is closed. */
 void service_handle_closed(struct service *s);
 
