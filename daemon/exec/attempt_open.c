@@ -429,6 +429,33 @@ static bool same_links(const struct model *m, const struct attempt *a)
     return true;
 }
 
+static int open_tcp(const struct attempt *a, struct device *const *devices, struct err *e)
+{
+    const struct wire_hello *h = &a->plane->hello;
+    uint32_t n = a->program.n_plan_devices;
+    struct transport_tcp_options options = {.network_bytes_per_s = h->network_bytes_per_s,
+                                            .domain_bytes_per_s = h->domain_bytes_per_s};
+    struct transport_tcp_device *all = mem_calloc(n, sizeof(*all));
+    if (all == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    for (uint32_t i = 0; i < n; i++)
+        all[i].device = devices[i];
+    int r = transport_tcp_open(a->plane->tcp, all, n, a->epoch, &options, &a->model->transport, e);
+    mem_free(all);
+    return r;
+}
+
+static int open_memory(const struct attempt *a, struct device *const *devices, struct err *e)
+{
+    const struct wire_hello *h = &a->plane->hello;
+    struct transport_mem_options options = {.network_bytes_per_s = h->network_bytes_per_s,
+                                            .domain_bytes_per_s = h->domain_bytes_per_s,
+                                            .seed = h->host_seed,
+                                            .max_delay_us = h->host_max_delay_us};
+    return transport_mem_open(devices, a->program.n_plan_devices, a->epoch, &options,
+                              &a->model->transport, e);
+}
+
 /* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
 static int open_transport(struct attempt *a, struct err *e)
 {
@@ -446,12 +473,7 @@ static int open_transport(struct attempt *a, struct err *e)
     }
     transport_close(m->transport);
     m->transport = NULL;
-    const struct wire_hello *h = &a->plane->hello;
-    struct transport_mem_options options = {.network_bytes_per_s = h->network_bytes_per_s,
-                                            .domain_bytes_per_s = h->domain_bytes_per_s,
-                                            .seed = h->host_seed,
-                                            .max_delay_us = h->host_max_delay_us};
-    int r = transport_mem_open(devices, p->n_plan_devices, a->epoch, &options, &m->transport, e);
+    int r = a->plane->tcp != NULL ? open_tcp(a, devices, e) : open_memory(a, devices, e);
     mem_free(devices);
     m->epoch = a->epoch;
     m->n_plan_devices = p->n_plan_devices;
@@ -467,8 +489,8 @@ static int check_peers(const struct attempt *a, struct err *e)
             local = local || p->devices[d].device == p->streams[s].peer;
         if (!local)
             return err_set(e, RS_EPRECOND,
-                           "device %u of the plan is on another node, and the in-memory transport "
-                           "does not reach it",
+                           "device %u of the plan is on another node, and this data plane was not "
+                           "told where",
                            p->streams[s].peer);
     }
     return 0;

@@ -131,6 +131,11 @@ static int hello_check(const struct plane *p, const struct wire_packet *packet,
     ret->backend[sizeof(ret->backend) - 1] = '\0';
     if (strcmp(ret->backend, "host") != 0)
         return err_set(e, RS_EUNIMPL, "backend '%s': this build has 'host'", ret->backend);
+    ret->transport[sizeof(ret->transport) - 1] = '\0';
+    if (ret->transport[0] != '\0' && strcmp(ret->transport, "memory") != 0 &&
+        strcmp(ret->transport, "tcp") != 0)
+        return err_set(e, RS_EUNIMPL, "transport '%s': this build has 'memory' and 'tcp'",
+                       ret->transport);
     if (ret->n_devices == 0 || ret->n_devices > PLANE_MAX_DEVICES || ret->ring_slots == 0 ||
         ret->ring_slots > PLANE_MAX_SLOTS || ret->slot_bytes == 0 ||
         ret->slot_bytes > (UINT64_C(1) << 32))
@@ -158,6 +163,9 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
             r = open_streams(&p->devices[i], p->n_ways, e);
         }
     }
+    /* All devices are on this node: nobody else has a reason to reach it. */
+    if (r == 0 && strcmp(h.transport, "tcp") == 0)
+        r = transport_tcp_node_open("127.0.0.1", &p->tcp, e);
     if (r < 0) {
         while (p->n_devices > 0)
             device_shut(&p->devices[--p->n_devices]);
@@ -359,6 +367,7 @@ static int plane_open(struct plane *p, int control_socket)
 static void plane_close(struct plane *p)
 {
     close_models(p);
+    transport_tcp_node_close(p->tcp);
     workers_free(p);
     segment_table_free(p->segments);
     for (uint32_t i = 0; i < p->n_devices; i++)

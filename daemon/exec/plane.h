@@ -93,7 +93,8 @@ struct plane {
     bool ready;
     struct plane_device *devices;
     uint32_t n_devices;
-    uint32_t n_ways; /* of each device */
+    uint32_t n_ways;                /* of each device */
+    struct transport_tcp_node *tcp; /* NULL: the transport is the in-memory one */
     struct segment_table *segments;
     struct queue workers, models, errands;
     uint64_t lease_ns; /* 0: none is kept */

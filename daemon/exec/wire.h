@@ -90,11 +90,12 @@ struct wire_hello {
     uint64_t host_seed; /* device_host_options.seed and delays: tests */
     uint32_t host_max_delay_us;
     uint32_t n_threads; /* copy threads over all host devices, at least one each; 0: cores */
-    double network_bytes_per_s; /* in-memory transport's rate limits; 0: none */
+    double network_bytes_per_s; /* the transport's rate limits; 0: none */
     double domain_bytes_per_s;
     uint32_t host_fail_device; /* tests: this device fails at its n-th item; 0: none does */
     uint32_t host_fail_at_item;
-    char backend[16]; /* "host" */
+    char backend[16];   /* "host" */
+    char transport[16]; /* "memory", "tcp"; "": memory */
 };
 
 struct wire_map {

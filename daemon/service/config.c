@@ -41,6 +41,7 @@ static const struct setting settings[] = {
     FIELD("daemon", tcp, TEXT, 0, 0),
     FIELD("daemon", log_level, LEVEL, 0, 0),
     FIELD("devices", backend, TEXT, 1, 0),
+    FIELD("devices", transport, TEXT, 1, 0),
     FIELD("devices", devices, UINT, 1, CONFIG_MAX_DEVICES),
     FIELD("devices", domains, TEXT, 0, 0),
     FIELD("devices", threads, UINT, 0, 1024),
@@ -88,6 +89,7 @@ void config_init(struct config *c)
         .state_dir = "/var/lib/reshard",
         .log_level = LOG_INFO,
         .backend = "host",
+        .transport = "memory",
         .devices = 8,
         .ring_slots = 8,
         .chunk_bytes = UINT64_C(8) << 20,
@@ -374,6 +376,8 @@ int config_check(struct config *c, struct err *e)
         return err_set(e, RS_EUNIMPL, "backend: cuda is not built in this version; use host");
     if (strcmp(c->backend, "host") != 0)
         return err_set(e, RS_EINVAL, "backend: '%s' is unknown; use host or cuda", c->backend);
+    if (strcmp(c->transport, "memory") != 0 && strcmp(c->transport, "tcp") != 0)
+        return err_set(e, RS_EINVAL, "transport: '%s' is unknown; use memory or tcp", c->transport);
     /* "<socket>.mem" and "<socket>.lock" must fit into sun_path too. */
     if (strlen(c->socket) + strlen(".mem") > 107)
         return err_set(e, RS_EINVAL,

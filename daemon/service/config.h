@@ -31,6 +31,7 @@ struct config {
 
     /* [devices] */
     char backend[16];
+    char transport[16]; /* memory, tcp */
     uint32_t devices;
     char domains[CONFIG_MAX_VALUE];                /* "0-3 4-7"; "": all devices in one domain */
     uint32_t domain_of_device[CONFIG_MAX_DEVICES]; /* from `domains` */

@@ -481,6 +481,7 @@ static int hello_send(struct data_plane_link *l, struct err *e)
                                .network_bytes_per_s = c->network_gbytes_per_s * 1e9,
                                .domain_bytes_per_s = c->domain_gbytes_per_s * 1e9};
     (void)snprintf(hello.backend, sizeof hello.backend, "%s", c->backend);
+    (void)snprintf(hello.transport, sizeof hello.transport, "%s", c->transport);
     l->hello = (struct link_request){.done = on_hello};
     return submit(l, &l->hello, (struct wire_header){.type = WIRE_HELLO}, &hello, sizeof hello,
                   NULL, 0, NULL, 0, HELLO_TIMEOUT_MS, e);
