@@ -4,6 +4,7 @@
  * it starts the data plane (`--data-plane FD` → exec/), which maps memory and moves bytes, and replaces it when it
  * dies. Reading order: this, refit/refit.h, service/service.h, plan/planner.h, test/sim. */
 #include <getopt.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +62,15 @@ static int run_data_plane(const char *fd_text)
     return data_plane_run((int)fd);
 }
 
+/* Blocks from here on go back to the system as soon as they are freed: layouts on their way in, bindings, a planner's
+ * tables. Left alone, glibc raises the bound with each such block, up to 32 MiB, and keeps what lay below it. */
+enum { LARGE_BLOCK_BYTES = 256 << 10 };
+
+static void give_memory_back(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES);
+}
+
 static int say_config(const struct config *c)
 {
     (void)printf("settings are good: node %s, backend %s, devices %u in %u domains, socket %s, "
@@ -75,6 +85,7 @@ int main(int argc, char **argv)
     bool check = false;
     struct config config;
     struct err e = {0};
+    give_memory_back();
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (o) {
         case OPTION_CONFIG:

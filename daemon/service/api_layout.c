@@ -234,6 +234,14 @@ static int tensors_read(struct put_layout *p, const Reshard__V1__PutLayoutReques
     return 0;
 }
 
+/* It is kept for as long as a worker has it: gives back what it grew beyond its tensors. */
+static void tensors_fit(struct layout *l)
+{
+    void *tensors = mem_realloc(l->tensors, l->n_tensors * sizeof *l->tensors);
+    if (tensors != NULL)
+        l->tensors = tensors;
+}
+
 /* --- the call ----------------------------------------------------------------------------------- */
 
 static void put_layout_done(struct waiter *w, const struct op_reply *reply)
@@ -313,6 +321,7 @@ void api_put_layout_half_close(struct rpc_call *call)
         r = err_set(&e, RS_EINVAL, "%u tensors came; the header says %u", l->n_tensors,
                     p->n_declared);
     else {
+        tensors_fit(l);
         r = op_put_layout(p->base.service, l, p->base.digest, &p->base.waiter, &e);
         l = NULL;
     }
