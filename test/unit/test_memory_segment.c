@@ -110,6 +110,20 @@ START_TEST(a_read_only_descriptor_is_accepted_only_if_its_pages_are_there)
 }
 END_TEST
 
+START_TEST(more_than_the_memory_that_is_available_is_refused_before_a_page_is_taken)
+{
+    const uint64_t bytes = UINT64_C(1) << 44; /* 16 TiB */
+    struct err e = {0};
+    int fd = memfd(bytes, F_SEAL_SHRINK);
+    (void)alarm(1); /* without the refusal this would go on until the machine is out of memory */
+    ck_assert_int_eq(segment_check(fd, bytes, &e), RS_EEXHAUSTED);
+    (void)alarm(0);
+    ck_assert_ptr_nonnull(strstr(e.text, "hand over less"));
+    ck_assert_uint_eq(allocated(fd), 0);
+    (void)close(fd);
+}
+END_TEST
+
 /* --- the table -------------------------------------------------------------------------------- */
 
 static struct device *open_device(void)
@@ -216,6 +230,7 @@ END_TEST
     X(a_segment_that_is_shorter_than_declared_is_refused)                                          \
     X(no_bytes_need_no_memory)                                                                     \
     X(a_read_only_descriptor_is_accepted_only_if_its_pages_are_there)                              \
+    X(more_than_the_memory_that_is_available_is_refused_before_a_page_is_taken)                    \
     X(the_table_finds_each_workers_segments_by_number_with_holes)                                  \
     X(a_segment_is_mapped_once_and_a_refused_descriptor_stays_the_callers)                         \
     X(a_mapping_does_not_hold_the_descriptor_and_free_unmaps_all)                                  \
