@@ -34,6 +34,10 @@ struct connection {
     size_t n_read;   /* bytes of `record` so far */
     int fd;          /* came with the record that is being read; -1 */
     struct memory_record record;
+    bool checking; /* the segment of `record`; nothing is read until that is done */
+    uv_work_t check;
+    int check_code;
+    struct err check_err;
 };
 
 struct memory_server {
@@ -69,6 +73,13 @@ static void segment_free_if_unused(struct segment *s)
         return;
     (void)close(s->fd);
     mem_free(s);
+}
+
+static void fd_drop(struct connection *c)
+{
+    if (c->fd >= 0)
+        (void)close(c->fd);
+    c->fd = -1;
 }
 
 static bool record_send(struct connection *c, const struct memory_record *r)
@@ -159,18 +170,18 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     if (c->n_segments >= config->max_segments)
         return err_set(e, RS_EEXHAUSTED, "%u segments: max_segments is reached; use one per arena",
                        c->n_segments);
-    return segment_check(c->fd, r->bytes, e);
+    return 0;
 }
 
-static void segment_take(struct connection *c, const struct memory_record *r)
+static void segment_keep(struct connection *c)
 {
-    struct err e = {0};
+    const struct memory_record *r = &c->record;
     struct segment *s = NULL;
-    int code = segment_admit(c, r, &e);
+    int code = c->check_code;
     if (code == 0 && (s = mem_zalloc(sizeof *s)) == NULL)
-        code = err_set(&e, RS_ENOMEM, "no memory for the segment");
+        code = err_set(&c->check_err, RS_ENOMEM, "no memory for the segment");
     if (code != 0) {
-        reply(c, r->request, 0, code, err_text(&e, code));
+        reply(c, r->request, 0, code, err_text(&c->check_err, code));
         return;
     }
     *s = (struct segment){.client = &c->client,
@@ -182,6 +193,44 @@ static void segment_take(struct connection *c, const struct memory_record *r)
     queue_push(&c->segments, &s->in);
     c->n_segments++;
     reply(c, r->request, s->id, 0, NULL);
+}
+
+static void on_readable(uv_poll_t *handle, int status, int events);
+static void connection_unref(struct connection *c);
+
+static void check_work(uv_work_t *work)
+{
+    struct connection *c = work->data;
+    c->check_code = segment_check(c->fd, c->record.bytes, &c->check_err);
+}
+
+static void check_done(uv_work_t *work, int status)
+{
+    struct connection *c = work->data;
+    (void)status; /* it is never cancelled */
+    c->checking = false;
+    if (!c->ended)
+        segment_keep(c);
+    fd_drop(c);
+    if (!c->ended)
+        (void)uv_poll_start(&c->poll, UV_READABLE, on_readable);
+    connection_unref(c);
+}
+
+/* Memory without pages is given them, which takes some 0.4 s per GiB: not on the loop. */
+static void segment_take(struct connection *c, const struct memory_record *r)
+{
+    c->check_err = (struct err){0};
+    int code = segment_admit(c, r, &c->check_err);
+    if (code != 0) {
+        reply(c, r->request, 0, code, err_text(&c->check_err, code));
+        return;
+    }
+    c->checking = true;
+    c->check.data = c;
+    c->n_open++;
+    (void)uv_poll_stop(&c->poll);
+    rs_assert(uv_queue_work(c->client.server->loop, &c->check, check_work, check_done) == 0);
 }
 
 static void segment_drop(struct connection *c, const struct memory_record *r)
@@ -214,21 +263,25 @@ static void free_if_stopped(struct memory_server *s)
     done(arg);
 }
 
-static void on_connection_closed(uv_handle_t *h)
+/* Freed when its handles are closed and no check of its memory runs. */
+static void connection_unref(struct connection *c)
 {
-    struct connection *c = h->data;
     struct memory_server *s = c->client.server;
     if (--c->n_open > 0)
         return;
     (void)close(c->socket);
     if (c->pidfd >= 0)
         (void)close(c->pidfd);
-    if (c->fd >= 0)
-        (void)close(c->fd);
+    fd_drop(c);
     queue_remove(&c->client.in);
     s->n_clients--;
     mem_free(c);
     free_if_stopped(s);
+}
+
+static void on_connection_closed(uv_handle_t *h)
+{
+    connection_unref(h->data);
 }
 
 static void connection_end(struct connection *c, const char *why)
@@ -288,10 +341,8 @@ static void record_take(struct connection *c)
         segment_drop(c, &r);
     else
         connection_end(c, "a record that is not of the protocol");
-    if (c->fd >= 0) { /* a descriptor that nobody asked for, or of a refused segment */
-        (void)close(c->fd);
-        c->fd = -1;
-    }
+    if (!c->checking) /* a descriptor that nobody asked for, or of a refused segment */
+        fd_drop(c);
 }
 
 /* Keeps the first descriptor of the record, closes the rest. */
