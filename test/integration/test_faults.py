@@ -109,7 +109,7 @@ class Verdicts(unittest.TestCase):
             f.destinations[0].apply(1)
             f.sources.pop().goodbye()
             f.publish(2)
-            f.submit(2, prepare_timeout_ms=300)
+            f.submit(2, prepare_timeout_ms=int(300 * SLOW))
             s = f.final(2)
             self.assertEqual(s.phase, pb.PHASE_ABORTED)
             self.assertIn("train/rank 1", s.reason)
@@ -120,7 +120,7 @@ class Verdicts(unittest.TestCase):
         with Daemon() as d:
             f = self.fleet(d)
             f.publish(1)
-            f.submit(1, accept_timeout_ms=300)
+            f.submit(1, accept_timeout_ms=int(300 * SLOW))
             for w in f.destinations[:3]:
                 e = w.event("accept_requested", 1)
                 w.accept(1, e.attempt)
@@ -133,7 +133,7 @@ class Verdicts(unittest.TestCase):
         with Daemon() as d:
             f = self.fleet(d, receive=pb.RECEIVE_IN_PLACE)
             f.publish(1)
-            f.submit(1, prepare_timeout_ms=300)
+            f.submit(1, prepare_timeout_ms=int(300 * SLOW))
             f.destinations[0].event("ready_requested", 1)
             f.destinations[0].ready(1)
             s = f.final(1)

@@ -309,7 +309,7 @@ class Submits(Shared):
         for w in f.sources[:2]:
             w.write(1)
             w.publish(1)
-        f.submit(1, prepare_timeout_ms=300)
+        f.submit(1, prepare_timeout_ms=int(300 * SLOW))
         f.sources[2].event("publish_requested", 1)
         s = f.final(1)
         self.assertEqual(s.phase, pb.PHASE_ABORTED)
