@@ -125,6 +125,80 @@ static void optional(struct plan *p, struct needs *n, uint32_t run, uint8_t most
     }
 }
 
+/* --- evening out
+ * ------------------------------------------------------------------------------------------------
+ *
+ * The choices above look at the past alone. Where that leaves a device with much more than the bound, sends move to
+ * less loaded devices until that is over or none can. Chains stay as they are. */
+
+/* Looked at where the busiest is further above the bound than this part of it; so many times at most. */
+enum { UNEVEN_SHIFT = 6, MOST_PASSES = 16 };
+
+static bool uneven(const struct plan *p)
+{
+    uint64_t cap = p->totals.lower_bound + (p->totals.lower_bound >> UNEVEN_SHIFT);
+    for (uint32_t d = 0; d < p->topology->n_devices; d++)
+        if (p->egress[d] > cap)
+            return true;
+    return false;
+}
+
+static void hand_over(struct plan *p, struct needs *n, uint32_t *children, uint32_t need,
+                      uint32_t to, uint32_t via)
+{
+    struct need *x = &n->v.at[need];
+    uint64_t bytes = p->runs.at[x->run].bytes;
+    p->egress[x->from] -= bytes;
+    p->egress[to] += bytes;
+    if (x->via != NONE32)
+        children[x->via]--;
+    if (via != NONE32)
+        children[via]++;
+    x->from = to;
+    x->via = via;
+    x->hops = via == NONE32 ? 1 : 2;
+}
+
+/* The need's send goes to the least loaded of those that could do it, if that evens out the two. What relays to others
+ * must itself come from a holder. */
+static bool even_out(struct plan *p, struct needs *n, uint32_t *children, uint32_t need)
+{
+    const struct need *x = &n->v.at[need];
+    uint32_t via = NONE32, to = least_loaded(p, holders(p, x->run), p->egress);
+    for (uint32_t k = n->first_of_run[x->run];
+         p->options.relay && children[need] == 0 && k < n->first_of_run[x->run + 1]; k++) {
+        const struct need *y = &n->v.at[k];
+        if (k == need || y->via != NONE32 || y->staging || p->egress[y->device] >= p->egress[to])
+            continue;
+        to = y->device;
+        via = k;
+    }
+    if (p->egress[to] + p->runs.at[x->run].bytes >= p->egress[x->from])
+        return false;
+    hand_over(p, n, children, need, to, via);
+    return true;
+}
+
+static int even_senders(struct plan *p, struct needs *n)
+{
+    if (p->chains || !uneven(p))
+        return 0;
+    uint32_t *children = mem_calloc(n->v.n + 1, sizeof *children);
+    if (children == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < n->v.n; i++)
+        if (n->v.at[i].via != NONE32)
+            children[n->v.at[i].via]++;
+    bool moved = true;
+    for (int pass = 0; pass < MOST_PASSES && moved && uneven(p); pass++) {
+        moved = false;
+        for (uint32_t i = 0; i < n->v.n; i++)
+            moved |= even_out(p, n, children, i);
+    }
+    mem_free(children);
+    return 0;
+}
+
 int plan_senders(struct plan *p, struct needs *n)
 {
     uint64_t *relaying = mem_calloc(p->topology->n_devices + 1U, sizeof *relaying);
@@ -135,5 +209,5 @@ int plan_senders(struct plan *p, struct needs *n)
     for (uint32_t i = 0; i < p->runs.n; i++)
         optional(p, n, n->order[i], most_hops);
     mem_free(relaying);
-    return 0;
+    return even_senders(p, n);
 }

@@ -110,6 +110,7 @@ struct deployment {
     uint32_t n_ranks, stages, layers_per_stage;
     uint32_t tp, ep;
     bool expert_tp;  /* experts are cut over tp like the rest, instead of spread by ep */
+    bool fsdp;       /* everything is cut in dim 0 over tp */
     int32_t *dense;  /* mesh per stage: (replicas, tp) */
     int32_t *expert; /* mesh per stage and ep rank */
 };
@@ -143,7 +144,8 @@ static void put(struct layout *l, const struct deployment *d, const char *name, 
         case_tensor(l, name, DTYPE_BFLOAT16, n_dims, shape, d->expert[stage * d->ep + rank], "R");
         return;
     }
-    case_tensor(l, name, DTYPE_BFLOAT16, n_dims, shape, d->dense[stage], placements[kind]);
+    case_tensor(l, name, DTYPE_BFLOAT16, n_dims, shape, d->dense[stage],
+                d->fsdp ? "R0" : placements[kind]);
 }
 
 #define PUT(kind, rows, columns, expert, ...)                                                      \
@@ -217,10 +219,9 @@ static void put_model(struct layout *l, const struct deployment *d, const struct
     PUT(REPLICATED, m->hidden, 0, 0, "model.norm.weight");
 }
 
-static void model_case(struct zoo_case *c, const struct model *m, struct deployment train,
-                       struct deployment serve)
+static void model_sides(struct zoo_case *c, const struct model *m, struct deployment train,
+                        struct deployment serve)
 {
-    uint32_t first = train.n_ranks;
     memset(c, 0, sizeof *c);
     c->source = case_layout("train", train.n_ranks);
     c->destinations[0] = case_layout("rollout", serve.n_ranks);
@@ -228,12 +229,20 @@ static void model_case(struct zoo_case *c, const struct model *m, struct deploym
     deploy(c->destinations[0], &serve);
     put_model(c->source, &train, m);
     put_model(c->destinations[0], &serve, m);
-    case_topology(c, (train.n_ranks + serve.n_ranks) / 8, 8, 1);
-    case_finish(c, 0, &first);
     mem_free(train.dense);
     mem_free(train.expert);
     mem_free(serve.dense);
     mem_free(serve.expert);
+}
+
+/* Trainer and engines on devices of their own, eight a node. */
+static void model_case(struct zoo_case *c, const struct model *m, struct deployment train,
+                       struct deployment serve)
+{
+    uint32_t first = train.n_ranks;
+    model_sides(c, m, train, serve);
+    case_topology(c, (train.n_ranks + serve.n_ranks) / 8, 8, 1);
+    case_finish(c, 0, &first);
 }
 
 static void kimi(struct zoo_case *c)
@@ -286,6 +295,24 @@ static void qwen(struct zoo_case *c)
         c, &QWEN3_235B,
         (struct deployment){.n_ranks = 64, .stages = 4, .layers_per_stage = 24, .tp = 4, .ep = 16},
         (struct deployment){.n_ranks = 64, .stages = 1, .layers_per_stage = 94, .tp = 8, .ep = 8});
+}
+
+/* FSDP over 64 devices to eight TP8 engines on the same devices. */
+static void qwen_colocated(struct zoo_case *c)
+{
+    uint32_t first = 0;
+    model_sides(
+        c, &QWEN3_235B,
+        (struct deployment){.n_ranks = 64,
+                            .stages = 1,
+                            .layers_per_stage = 94,
+                            .tp = 64,
+                            .expert_tp = true,
+                            .fsdp = true},
+        (struct deployment){
+            .n_ranks = 64, .stages = 1, .layers_per_stage = 94, .tp = 8, .expert_tp = true});
+    case_topology(c, 8, 8, 1);
+    case_finish(c, 0, &first);
 }
 
 /* n tensors, the same shape and placements each. */
@@ -432,6 +459,7 @@ static const struct {
     {"Kimi-K2 4096 to 4096", kimi_4096},
     {"DeepSeek-V3 128 to 128, EP to TP32", deepseek},
     {"Qwen3-235B 64 to 64", qwen},
+    {"Qwen3-235B FSDP64 to 8 x TP8, coloc.", qwen_colocated},
     {"1 source to 64 domains", one_to_64},
     {"1 source to 64 domains of 8", one_to_64_of_8},
     {"4 sources to 8 domains of 4", four_to_8_of_4},
