@@ -64,6 +64,20 @@ void binding_free(struct binding *b);
 int binding_check(const struct binding *b, const struct layout *layout, uint32_t rank,
                   const uint64_t *segment_bytes, uint32_t n_segments, bool aliases, struct err *e);
 
+/* A binding beside others. Equal numbers in memory_of_segment stand for the same memory, whoever
+ * handed it over. `written`: a refit (or an Apply) writes it; else it is only read. */
+struct binding_user {
+    const struct binding *binding; /* checked by binding_check */
+    const struct layout *layout;
+    const uint64_t *memory_of_segment; /* per segment number of the binding */
+    bool written;
+    const char *who; /* for people: "layout 'rollout' rank 3" */
+};
+/* Proves that no byte that one of the users writes belongs to another one. One exception: a written
+ * piece may be a read one, whole: same tensor name, box, place and strides, so that nothing moves.
+ * RS_EINVAL names both tensors and users; RS_EEXHAUSTED: too entangled to tell. */
+int bindings_disjoint(const struct binding_user *users, uint32_t n_users, struct err *e);
+
 int binding_encode(const struct binding *b, struct buf *out);
 int binding_decode(const void *data, size_t n_bytes, struct binding **ret, struct err *e);
 
