@@ -25,6 +25,8 @@ struct binding_job {
     uv_work_t work;
     struct lease *lease;
     uint64_t *segment_bytes;
+    uint64_t *memory_of_segment;
+    struct binding *bindings[2];
     int fds[2];
     int dtypes_fd;
     int code;
@@ -125,6 +127,12 @@ static int segments_take(struct lease *l, const struct memory_client *client,
                            "segment %" PRIu64
                            " was handed over read-only; a destination is written",
                            h->segments[i]);
+        for (uint32_t k = 0; k < l->n_segments; k++)
+            if (l->segments[k]->memory == s->memory)
+                return err_set(e, RS_EINVAL,
+                               "segments %" PRIu64 " and %" PRIu64
+                               " are the same memory; hand it over once",
+                               l->segments[k]->id, s->id);
         segment_use(s);
         l->segments[l->n_segments++] = s;
         l->segment_bytes += s->bytes;
@@ -347,10 +355,10 @@ static int binding_make(const struct lease *l, unsigned memory, struct binding *
 static int binding_job_one(struct binding_job *j, unsigned memory)
 {
     const struct lease *l = j->lease;
-    struct binding *b = NULL;
     struct buf encoded;
     buf_init(&encoded);
-    int r = binding_make(l, memory, &b, &j->err);
+    int r = binding_make(l, memory, &j->bindings[memory], &j->err);
+    struct binding *b = j->bindings[memory];
     if (r == 0)
         r = binding_check(b, l->layout->layout, l->rank, j->segment_bytes, l->n_segments,
                           l->side == REFIT_SOURCE, &j->err);
@@ -361,9 +369,22 @@ static int binding_job_one(struct binding_job *j, unsigned memory)
         r = j->fds[memory] < 0 ? j->fds[memory] : 0;
     }
     buf_close(&encoded);
-    binding_free(b);
     return r == 0 ? 0
                   : err_prefix(&j->err, r, "%s memory", memory == WIRE_LIVE ? "live" : "shadow");
+}
+
+/* What is served may not change while the next version comes in. */
+static int live_and_shadow_check(struct binding_job *j)
+{
+    const struct layout *layout = j->lease->layout->layout;
+    struct binding_user users[2];
+    for (unsigned i = 0; i < 2; i++)
+        users[i] = (struct binding_user){.binding = j->bindings[i],
+                                         .layout = layout,
+                                         .memory_of_segment = j->memory_of_segment,
+                                         .written = true,
+                                         .who = i == WIRE_LIVE ? "live memory" : "shadow memory"};
+    return bindings_disjoint(users, 2, &j->err);
 }
 
 static int dtypes_make(struct binding_job *j)
@@ -385,11 +406,24 @@ static void binding_work(uv_work_t *work)
     j->code = binding_job_one(j, WIRE_LIVE);
     if (j->code == 0 && j->lease->receive == REFIT_STAGED_RECEIVE)
         j->code = binding_job_one(j, WIRE_SHADOW);
+    if (j->code == 0 && j->bindings[WIRE_SHADOW] != NULL)
+        j->code = live_and_shadow_check(j);
     if (j->code == 0)
         j->code = dtypes_make(j);
+    binding_free(j->bindings[WIRE_LIVE]);
+    binding_free(j->bindings[WIRE_SHADOW]);
 }
 
 static void attach_layout(struct lease *l);
+
+static void binding_job_free(struct binding_job *j)
+{
+    if (j != NULL) {
+        mem_free(j->segment_bytes);
+        mem_free(j->memory_of_segment);
+    }
+    mem_free(j);
+}
 
 static void binding_done(uv_work_t *work, int status)
 {
@@ -409,8 +443,7 @@ static void binding_done(uv_work_t *work, int status)
         attach_fail(l, j->code, err_text(&j->err, j->code));
     else
         attach_layout(l);
-    mem_free(j->segment_bytes);
-    mem_free(j);
+    binding_job_free(j);
     service_stop_if_idle(s);
 }
 
@@ -423,12 +456,15 @@ static struct binding_job *binding_job_new(struct lease *l)
     j->lease = l;
     j->fds[0] = j->fds[1] = j->dtypes_fd = -1;
     j->segment_bytes = mem_calloc(l->n_segments, sizeof *j->segment_bytes);
-    if (j->segment_bytes == NULL) {
-        mem_free(j);
+    j->memory_of_segment = mem_calloc(l->n_segments, sizeof *j->memory_of_segment);
+    if (j->segment_bytes == NULL || j->memory_of_segment == NULL) {
+        binding_job_free(j);
         return NULL;
     }
-    for (uint32_t i = 0; i < l->n_segments; i++)
+    for (uint32_t i = 0; i < l->n_segments; i++) {
         j->segment_bytes[i] = l->segments[i]->bytes;
+        j->memory_of_segment[i] = l->segments[i]->memory;
+    }
     return j;
 }
 
@@ -444,9 +480,7 @@ int op_attach_done(struct attach_stream *st, struct err *e)
     }
     struct binding_job *j = binding_job_new(l);
     if (j == NULL || uv_queue_work(l->service->loop, &j->work, binding_work, binding_done) != 0) {
-        if (j != NULL)
-            mem_free(j->segment_bytes);
-        mem_free(j);
+        binding_job_free(j);
         return err_set(e, RS_ENOMEM, "no memory to check the bindings");
     }
     l->service->n_jobs++;

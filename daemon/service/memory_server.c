@@ -173,6 +173,14 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     return 0;
 }
 
+/* A file of shared memory as one number. */
+static uint64_t memory_number(int fd)
+{
+    struct stat st;
+    rs_assert(fstat(fd, &st) == 0);
+    return (uint64_t)st.st_ino ^ (uint64_t)st.st_dev << 48;
+}
+
 static void segment_keep(struct connection *c)
 {
     const struct memory_record *r = &c->record;
@@ -187,6 +195,7 @@ static void segment_keep(struct connection *c)
     *s = (struct segment){.client = &c->client,
                           .id = ++c->client.server->next_segment,
                           .bytes = r->bytes,
+                          .memory = memory_number(c->fd),
                           .fd = c->fd,
                           .writable = r->writable != 0};
     c->fd = -1;

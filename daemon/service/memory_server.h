@@ -24,6 +24,7 @@ struct segment {
     struct memory_client *client; /* NULL: the client has ended or dropped it */
     uint64_t id;
     uint64_t bytes;
+    uint64_t memory; /* equal numbers: the same memory, handed over more than once */
     int fd;
     bool writable;
     uint32_t n_uses;   /* workers that are attached with it */

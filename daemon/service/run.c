@@ -19,6 +19,7 @@
 #include "service/compare.h"
 #include "service/held.h"
 #include "service/options.h"
+#include "service/share.h"
 #include "service/state.h"
 
 #include "base/banned.h"
@@ -30,7 +31,9 @@ struct planning {
     struct service *service;
     struct model *model; /* NULL: nobody waits any more */
     struct plan_order order;
-    struct plan_entry *entry;
+    struct share share;       /* memory that its workers have in common */
+    struct plan_entry *entry; /* found in the store: only the share is checked */
+    bool made;                /* entry is new */
     int code;
     struct err err;
 };
@@ -176,7 +179,10 @@ static void planned_not(struct model *m, int code, const char *text)
 static void planning_work(uv_work_t *work)
 {
     struct planning *p = work->data;
-    p->code = plan_entry_make(&p->order, &p->entry, &p->err);
+    p->code = p->share.n_users > 0 ? share_check(&p->share, &p->err) : 0;
+    p->made = p->entry == NULL;
+    if (p->code == 0 && p->made)
+        p->code = plan_entry_make(&p->order, &p->entry, &p->err);
 }
 
 static void planning_done(uv_work_t *work, int status)
@@ -187,10 +193,16 @@ static void planning_done(uv_work_t *work, int status)
     if (status != 0)
         p->code = RS_ECANCELED;
     plan_order_close(&p->order);
+    share_close(&p->share);
     if (m != NULL)
         m->run.planning = NULL;
+    if (p->code != 0) { /* a plan from the store is left unused */
+        plan_entry_unref(p->entry);
+        p->entry = NULL;
+    }
     if (p->code == 0) {
-        plan_store_add(&s->plans, p->entry);
+        if (p->made)
+            plan_store_add(&s->plans, p->entry);
         if (m != NULL)
             planned(m, p->entry);
         else
@@ -340,10 +352,25 @@ static int planning_start(struct model *m, struct planning *p, struct err *e)
     return 0;
 }
 
+static int share_make(struct model *m, struct share *ret, struct err *e)
+{
+    size_t n = 0;
+    struct lease **leases = mem_calloc(m->service->n_leases, sizeof(struct lease *));
+    if (leases == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to plan");
+    queue_foreach (q, &m->service->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (lease_takes_part(m, l))
+            leases[n++] = l;
+    }
+    int r = share_collect(leases, n, ret, e);
+    mem_free(leases);
+    return r;
+}
+
 void run_plan(struct model *m, const struct refit_action *a)
 {
     struct err e = {0};
-    struct plan_entry *entry = NULL;
     const struct refit_version *v = refit_find_version(m->refit, a->version);
     struct planning *p = mem_zalloc(sizeof *p);
     run_end(m);
@@ -352,8 +379,12 @@ void run_plan(struct model *m, const struct refit_action *a)
     m->run.epoch = a->epoch;
     int r = p == NULL || v == NULL ? err_set(&e, RS_ENOMEM, "no memory to plan")
                                    : order_make(m, &p->order, v, &e);
-    if (r == 0 && (entry = plan_store_find(&m->service->plans, p->order.key)) != NULL) {
-        planned(m, entry);
+    if (r == 0)
+        r = share_make(m, &p->share, &e);
+    if (r == 0)
+        p->entry = plan_store_find(&m->service->plans, p->order.key);
+    if (r == 0 && p->entry != NULL && p->share.n_users == 0) {
+        planned(m, p->entry);
     } else if (r == 0) {
         r = planning_start(m, p, &e);
         if (r == 0)
@@ -361,8 +392,12 @@ void run_plan(struct model *m, const struct refit_action *a)
     }
     if (r != 0)
         planned_not(m, r, err_text(&e, r));
-    if (p != NULL)
+    if (p != NULL) {
+        if (r != 0)
+            plan_entry_unref(p->entry);
         plan_order_close(&p->order);
+        share_close(&p->share);
+    }
     mem_free(p);
 }
 
