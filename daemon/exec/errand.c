@@ -72,7 +72,7 @@ static int piece_part(struct errand *x, struct batch *b, uint64_t *budget)
     const struct binding *bind = x->worker->bindings[x->read.memory];
     if (x->pass == PASS_COPY)
         bind = x->worker->bindings[WIRE_SHADOW];
-    const struct binding_piece *piece = &bind->pieces[x->piece];
+    const struct binding_piece row = binding_at(bind, x->piece), *piece = &row;
     uint8_t dtype = x->worker->dtypes[x->read.memory][piece->tensor];
     uint64_t n = box_elements(&piece->box), bytes = dtype_bytes(dtype);
     uint64_t end = x->at + (*budget / bytes > 0 ? *budget / bytes : 1);
@@ -211,8 +211,10 @@ static int sum_cells(struct errand *x)
     const struct binding *b = x->worker->bindings[WIRE_LIVE];
     for (uint32_t t = 0; t < x->worker->n_tensors; t++) {
         uint64_t bound = 0;
-        for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++)
-            bound += box_elements(&b->pieces[i].box);
+        for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++) {
+            const struct binding_piece piece = binding_at(b, i);
+            bound += box_elements(&piece.box);
+        }
         x->known[t] = bound == elements[t];
         if (!x->known[t])
             x->sums[t] = 0;
@@ -304,9 +306,10 @@ static int open_apply(struct errand *x, struct err *e)
     if (memcmp(w->dtypes[WIRE_SHADOW], w->dtypes[WIRE_LIVE], w->n_tensors) != 0)
         return err_set(e, RS_EPRECOND, "dtypes of shadow and live memory differ");
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        uint32_t t = b->pieces[i].tensor;
-        int r = place_covers(&x->live, t, &b->pieces[i].box, dtype_bytes(w->dtypes[WIRE_LIVE][t]),
-                             true, e);
+        const struct binding_piece piece = binding_at(b, i);
+        uint32_t t = piece.tensor;
+        int r =
+            place_covers(&x->live, t, &piece.box, dtype_bytes(w->dtypes[WIRE_LIVE][t]), true, e);
         if (r < 0)
             return err_prefix(e, r, "tensor %u of its layout", t);
     }

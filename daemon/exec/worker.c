@@ -164,7 +164,7 @@ static int check_pieces(const struct worker *w, const struct binding *b, const u
                         struct err *e)
 {
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        const struct binding_piece *x = &b->pieces[i];
+        const struct binding_piece piece = binding_at(b, i), *x = &piece;
         if (x->segment >= w->n_segments || !w->segments[x->segment].mapped)
             return err_set(e, RS_EPRECOND, "tensor %u lies in segment %u, which is not mapped",
                            x->tensor, x->segment);

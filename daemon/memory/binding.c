@@ -53,17 +53,58 @@ static uint64_t begin_of(const struct box *b)
     return b->n_dims == 0 ? 0 : b->offset[0];
 }
 
-static void index_pieces(struct binding *b)
+static void index_pieces(struct binding *b, const struct binding_piece *pieces)
 {
     for (uint32_t i = 0; i < b->n_pieces; i++)
-        b->first[b->pieces[i].tensor + 1]++;
+        b->first[pieces[i].tensor + 1]++;
     for (uint32_t t = 0; t < b->n_tensors; t++)
         b->first[t + 1] += b->first[t];
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        uint64_t end = end_of(&b->pieces[i].box);
-        bool starts = i == b->first[b->pieces[i].tensor];
+        uint64_t end = end_of(&pieces[i].box);
+        bool starts = i == b->first[pieces[i].tensor];
         b->reach[i] = !starts && b->reach[i - 1] > end ? b->reach[i - 1] : end;
     }
+}
+
+static void pack_pieces(struct binding *b, const struct binding_piece *pieces)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        const struct binding_piece *p = &pieces[i];
+        struct binding_row *row = &b->rows[i];
+        row->offset = p->offset;
+        row->tensor = p->tensor;
+        row->segment = p->segment;
+        row->dims = n;
+        row->n_dims = p->box.n_dims;
+        for (unsigned d = 0; d < p->box.n_dims; d++)
+            b->dims[n++] =
+                (struct binding_dim){p->box.offset[d], p->box.size[d], p->stride_bytes[d]};
+    }
+}
+
+struct binding_piece binding_at(const struct binding *b, uint32_t i)
+{
+    const struct binding_row *row = &b->rows[i];
+    struct binding_piece p = {.tensor = row->tensor,
+                              .segment = row->segment,
+                              .box = {.n_dims = row->n_dims},
+                              .offset = row->offset};
+    for (unsigned d = 0; d < row->n_dims; d++) {
+        const struct binding_dim *dim = &b->dims[row->dims + d];
+        p.box.offset[d] = dim->offset;
+        p.box.size[d] = dim->size;
+        p.stride_bytes[d] = dim->stride_bytes;
+    }
+    return p;
+}
+
+static size_t count_dims(const struct binding_piece *pieces, uint32_t n)
+{
+    size_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += pieces[i].box.n_dims;
+    return sum;
 }
 
 int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tensors,
@@ -75,17 +116,20 @@ int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tens
     struct binding *b = mem_zalloc(sizeof *b);
     if (b == NULL)
         return RS_ENOMEM;
+    b->n_tensors = n_tensors;
+    b->n_pieces = drop_empty(pieces, n_pieces);
     b->first = mem_calloc((size_t)n_tensors + 1, sizeof *b->first);
-    b->reach = mem_calloc(n_pieces, sizeof *b->reach);
-    if (b->first == NULL || b->reach == NULL) {
+    b->reach = mem_calloc(b->n_pieces, sizeof *b->reach);
+    b->rows = mem_calloc(b->n_pieces, sizeof *b->rows);
+    b->dims = mem_calloc(count_dims(pieces, b->n_pieces), sizeof *b->dims);
+    if (b->first == NULL || b->reach == NULL || b->rows == NULL || b->dims == NULL) {
         binding_free(b);
         return RS_ENOMEM;
     }
-    b->pieces = pieces;
-    b->n_tensors = n_tensors;
-    b->n_pieces = drop_empty(pieces, n_pieces);
     sort_pieces(pieces, b->n_pieces);
-    index_pieces(b);
+    index_pieces(b, pieces);
+    pack_pieces(b, pieces);
+    mem_free(pieces);
     *ret = b;
     return 0;
 }
@@ -94,7 +138,8 @@ void binding_free(struct binding *b)
 {
     if (b == NULL)
         return;
-    mem_free(b->pieces);
+    mem_free(b->rows);
+    mem_free(b->dims);
     mem_free(b->first);
     mem_free(b->reach);
     mem_free(b);
@@ -136,15 +181,15 @@ int binding_views(const struct binding *b, uint32_t tensor, const struct box *bo
     if (tensor >= b->n_tensors)
         return RS_ENOTFOUND;
     for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
-        const struct binding_piece *p = &b->pieces[i];
-        if (begin_of(&p->box) >= end_of(box))
+        const struct binding_piece p = binding_at(b, i);
+        if (begin_of(&p.box) >= end_of(box))
             break;
-        if (p->box.n_dims != box->n_dims || !box_intersect(&p->box, box, &part))
+        if (p.box.n_dims != box->n_dims || !box_intersect(&p.box, box, &part))
             continue;
-        if (segment_base[p->segment] == NULL)
+        if (segment_base[p.segment] == NULL)
             return RS_ENOTFOUND;
-        struct kernel_view view = {.base = address_of(p, &part, segment_base)};
-        memcpy(view.stride_bytes, p->stride_bytes, sizeof view.stride_bytes);
+        struct kernel_view view = {.base = address_of(&p, &part, segment_base)};
+        memcpy(view.stride_bytes, p.stride_bytes, sizeof view.stride_bytes);
         int r = fn(&part, &view, arg);
         if (r != 0)
             return r;
@@ -173,14 +218,14 @@ bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct b
     if (tensor >= b->n_tensors || box_empty(box))
         return false;
     for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
-        const struct binding_piece *p = &b->pieces[i];
-        if (begin_of(&p->box) > begin_of(box))
+        const struct binding_piece p = binding_at(b, i);
+        if (begin_of(&p.box) > begin_of(box))
             break;
-        if (p->box.n_dims != box->n_dims || !box_contains(&p->box, box))
+        if (p.box.n_dims != box->n_dims || !box_contains(&p.box, box))
             continue;
-        if (segment_base[p->segment] == NULL || !is_dense(p, box, element_bytes))
+        if (segment_base[p.segment] == NULL || !is_dense(&p, box, element_bytes))
             return false;
-        *ret_address = address_of(p, box, segment_base);
+        *ret_address = address_of(&p, box, segment_base);
         return true;
     }
     return false;

@@ -43,9 +43,9 @@ static const struct tensor *tensor_at(const struct check *c, uint32_t t)
 static int piece_error(const struct check *c, uint32_t i, int code, const char *what)
 {
     char text[BOX_TEXT_BYTES];
-    const struct binding_piece *p = &c->binding->pieces[i];
-    return err_set(c->e, code, "tensor '%s': piece %u %s: %s", tensor_at(c, p->tensor)->name,
-                   i - c->binding->first[p->tensor], box_text(&p->box, text, sizeof text), what);
+    const struct binding_piece p = binding_at(c->binding, i);
+    return err_set(c->e, code, "tensor '%s': piece %u %s: %s", tensor_at(c, p.tensor)->name,
+                   i - c->binding->first[p.tensor], box_text(&p.box, text, sizeof text), what);
 }
 
 /* --- coordinates: the pieces tile the shards -------------------------------------------------- */
@@ -67,23 +67,25 @@ static bool same_boxes(const struct check *c, uint32_t first, uint32_t n, uint32
 {
     if (n != n_shards)
         return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (!box_equal(&c->binding->pieces[first + i].box, &c->shards[i]))
+    for (uint32_t i = 0; i < n; i++) {
+        const struct binding_piece p = binding_at(c->binding, first + i);
+        if (!box_equal(&p.box, &c->shards[i]))
             return false;
+    }
     return true;
 }
 
 /* Shards of one rank are disjoint, so what a piece has in common with each adds up. */
 static int check_inside(const struct check *c, uint32_t i, uint32_t n_shards)
 {
-    const struct binding_piece *p = &c->binding->pieces[i];
+    const struct binding_piece p = binding_at(c->binding, i);
     uint64_t inside = 0;
     struct box common;
     char why[BOX_TEXT_BYTES * 2], text[BOX_TEXT_BYTES];
     for (uint32_t s = 0; s < n_shards; s++)
-        if (box_intersect(&p->box, &c->shards[s], &common))
+        if (box_intersect(&p.box, &c->shards[s], &common))
             inside += box_elements(&common);
-    if (inside == box_elements(&p->box))
+    if (inside == box_elements(&p.box))
         return 0;
     (void)snprintf(why, sizeof why,
                    "the layout gives rank %u %s%s%s: bind only what the rank holds", c->rank,
@@ -94,17 +96,17 @@ static int check_inside(const struct check *c, uint32_t i, uint32_t n_shards)
 
 static int check_dims(const struct check *c, uint32_t i)
 {
-    const struct binding_piece *p = &c->binding->pieces[i];
-    const struct tensor *t = tensor_at(c, p->tensor);
+    const struct binding_piece p = binding_at(c->binding, i);
+    const struct tensor *t = tensor_at(c, p.tensor);
     char why[BOX_TEXT_BYTES];
-    if (p->box.n_dims == t->n_dims) {
+    if (p.box.n_dims == t->n_dims) {
         struct box whole = box_whole(t->n_dims, t->shape);
         for (unsigned d = 0; d < t->n_dims; d++)
-            if (p->box.size[d] > whole.size[d] || p->box.offset[d] > whole.size[d] - p->box.size[d])
+            if (p.box.size[d] > whole.size[d] || p.box.offset[d] > whole.size[d] - p.box.size[d])
                 return piece_error(c, i, RS_EINVAL, "it leaves the tensor's global shape");
         return 0;
     }
-    (void)snprintf(why, sizeof why, "it has %u dims, the tensor has %u", p->box.n_dims, t->n_dims);
+    (void)snprintf(why, sizeof why, "it has %u dims, the tensor has %u", p.box.n_dims, t->n_dims);
     return piece_error(c, i, RS_EINVAL, why);
 }
 
@@ -133,7 +135,7 @@ static int piece_regions_open(const struct check *c, uint32_t t, struct piece_re
     }
     for (uint32_t i = 0; i < r->n; i++) {
         r->regions[i] =
-            (struct region){.rank = first + i, .box = c->binding->pieces[first + i].box};
+            (struct region){.rank = first + i, .box = binding_at(c->binding, first + i).box};
         r->pointers[i] = &r->regions[i];
     }
     return 0;
@@ -223,14 +225,14 @@ static int check_tensor(struct check *c, uint32_t t)
 
 static struct strided strided_of(const struct check *c, uint32_t i)
 {
-    const struct binding_piece *p = &c->binding->pieces[i];
+    const struct binding_piece p = binding_at(c->binding, i);
     struct strided s; /* sizes and strides beyond n_dims are never read */
-    s.begin = p->offset;
-    s.n_dims = p->box.n_dims;
-    s.element_bytes = dtype_bytes(tensor_at(c, p->tensor)->dtype);
+    s.begin = p.offset;
+    s.n_dims = p.box.n_dims;
+    s.element_bytes = dtype_bytes(tensor_at(c, p.tensor)->dtype);
     for (unsigned d = 0; d < s.n_dims; d++) {
-        s.size[d] = p->box.size[d];
-        s.stride_bytes[d] = (uint64_t)p->stride_bytes[d];
+        s.size[d] = p.box.size[d];
+        s.stride_bytes[d] = (uint64_t)p.stride_bytes[d];
     }
     return s;
 }
@@ -245,24 +247,24 @@ struct extent {
 
 static int check_piece(const struct check *c, uint32_t i, struct extent *ret)
 {
-    const struct binding_piece *p = &c->binding->pieces[i];
+    const struct binding_piece p = binding_at(c->binding, i);
     char why[BOX_TEXT_BYTES];
     int64_t budget = PAIR_BUDGET;
-    if (p->segment >= c->n_segments) {
-        (void)snprintf(why, sizeof why, "segment %u: the worker has %u", p->segment, c->n_segments);
+    if (p.segment >= c->n_segments) {
+        (void)snprintf(why, sizeof why, "segment %u: the worker has %u", p.segment, c->n_segments);
         return piece_error(c, i, RS_EINVAL, why);
     }
-    for (unsigned d = 0; d < p->box.n_dims; d++)
-        if (p->stride_bytes[d] < 0)
+    for (unsigned d = 0; d < p.box.n_dims; d++)
+        if (p.stride_bytes[d] < 0)
             return piece_error(c, i, RS_EINVAL, "strides must not be negative");
     struct strided s = strided_of(c, i);
     uint64_t end = strided_end(&s);
-    if (end > c->segment_bytes[p->segment]) {
+    if (end > c->segment_bytes[p.segment]) {
         (void)snprintf(why, sizeof why,
                        "its last element ends at byte %" PRIu64 "%s of segment %u, which has "
                        "%" PRIu64 ": check offset and byte strides",
-                       end, end == UINT64_MAX ? " or beyond" : "", p->segment,
-                       c->segment_bytes[p->segment]);
+                       end, end == UINT64_MAX ? " or beyond" : "", p.segment,
+                       c->segment_bytes[p.segment]);
         return piece_error(c, i, RS_EINVAL, why);
     }
     int found = strided_self_overlap(&s, &budget);
@@ -274,8 +276,8 @@ static int check_piece(const struct check *c, uint32_t i, struct extent *ret)
                                        "needs bytes of its own (make the tensor contiguous)");
     *ret = (struct extent){.begin = s.begin,
                            .end = end,
-                           .group = c->aliases ? p->tensor : 0,
-                           .segment = p->segment,
+                           .group = c->aliases ? p.tensor : 0,
+                           .segment = p.segment,
                            .piece = i};
     return 0;
 }
@@ -295,12 +297,12 @@ static int compare_extents(const void *a, const void *b)
 static int overlap_error(const struct check *c, uint32_t a, uint32_t b)
 {
     char why[BOX_TEXT_BYTES * 3], text[BOX_TEXT_BYTES];
-    const struct binding_piece *p = &c->binding->pieces[b];
+    const struct binding_piece p = binding_at(c->binding, b);
     (void)snprintf(why, sizeof why,
                    "it shares memory of segment %u with tensor '%.300s', piece %u %s: each "
                    "element needs bytes of its own",
-                   p->segment, tensor_at(c, p->tensor)->name, b - c->binding->first[p->tensor],
-                   box_text(&p->box, text, sizeof text));
+                   p.segment, tensor_at(c, p.tensor)->name, b - c->binding->first[p.tensor],
+                   box_text(&p.box, text, sizeof text));
     return piece_error(c, a, RS_EINVAL, why);
 }
 

@@ -21,15 +21,16 @@ int binding_encode(const struct binding *b, struct buf *out)
     buf_put_u32(out, b->n_tensors);
     buf_put_u32(out, b->n_pieces);
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        const struct binding_piece *p = &b->pieces[i];
+        const struct binding_row *p = &b->rows[i];
         buf_put_u32(out, p->tensor);
         buf_put_u32(out, p->segment);
-        buf_put_u8(out, p->box.n_dims);
+        buf_put_u8(out, p->n_dims);
         buf_put_u64(out, p->offset);
-        for (unsigned d = 0; d < p->box.n_dims; d++) {
-            buf_put_u64(out, p->box.offset[d]);
-            buf_put_u64(out, p->box.size[d]);
-            buf_put_u64(out, (uint64_t)p->stride_bytes[d]);
+        for (unsigned d = 0; d < p->n_dims; d++) {
+            const struct binding_dim *dim = &b->dims[p->dims + d];
+            buf_put_u64(out, dim->offset);
+            buf_put_u64(out, dim->size);
+            buf_put_u64(out, (uint64_t)dim->stride_bytes);
         }
     }
     return buf_error(out);

@@ -17,17 +17,22 @@ static const int64_t BUDGET = INT64_C(1) << 23;
 struct span {
     uint64_t memory, begin, end;
     const struct binding_user *user;
-    const struct binding_piece *piece;
+    uint32_t piece; /* of the user's binding */
 };
+
+static struct binding_piece piece_of(const struct span *s)
+{
+    return binding_at(s->user->binding, s->piece);
+}
 
 static const struct tensor *tensor_of(const struct span *s)
 {
-    return &s->user->layout->tensors[s->piece->tensor];
+    return &s->user->layout->tensors[s->user->binding->rows[s->piece].tensor];
 }
 
 static struct strided strided_of(const struct span *span)
 {
-    const struct binding_piece *p = span->piece;
+    const struct binding_piece piece = piece_of(span), *p = &piece;
     struct strided s; /* sizes and strides beyond n_dims are never read */
     s.begin = p->offset;
     s.n_dims = p->box.n_dims;
@@ -50,7 +55,7 @@ static int compare_spans(const void *a, const void *b)
 /* The same elements at the same place: to move one to the other is to leave it where it is. */
 static bool same(const struct span *a, const struct span *b)
 {
-    const struct binding_piece *p = a->piece, *q = b->piece;
+    const struct binding_piece first = piece_of(a), second = piece_of(b), *p = &first, *q = &second;
     if (a->user->written == b->user->written || p->offset != q->offset ||
         tensor_of(a)->dtype != tensor_of(b)->dtype || p->box.n_dims != q->box.n_dims ||
         strcmp(tensor_of(a)->name, tensor_of(b)->name) != 0)
@@ -108,9 +113,10 @@ int bindings_disjoint(const struct binding_user *users, uint32_t n_users, struct
         for (uint32_t i = 0; i < users[u].binding->n_pieces; i++) {
             struct span *s = &all[n_spans++];
             s->user = &users[u];
-            s->piece = &users[u].binding->pieces[i];
-            s->memory = users[u].memory_of_segment[s->piece->segment];
-            s->begin = s->piece->offset;
+            const struct binding_row *row = &users[u].binding->rows[i];
+            s->piece = i;
+            s->memory = users[u].memory_of_segment[row->segment];
+            s->begin = row->offset;
             struct strided strided = strided_of(s);
             s->end = strided_end(&strided);
         }

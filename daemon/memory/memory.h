@@ -43,19 +43,37 @@ struct binding_piece {
     int64_t stride_bytes[BOX_MAX_DIMS]; /* >= 0 */
 };
 
+/* A piece as a table keeps it: its dims lie apart, so that a matrix's piece takes 72 bytes, not 216.
+ * A node may hold half a million of them for as long as its workers are attached. */
+struct binding_row {
+    uint64_t offset;
+    uint32_t tensor, segment;
+    uint32_t dims; /* index of its first in binding.dims */
+    uint8_t n_dims;
+};
+
+struct binding_dim {
+    uint64_t offset, size; /* of the box */
+    int64_t stride_bytes;
+};
+
 struct binding {
-    struct binding_piece *pieces; /* ascending (tensor, box offset) */
+    struct binding_row *rows; /* ascending (tensor, box offset); read with binding_at */
+    struct binding_dim *dims;
     uint32_t n_pieces;
     uint32_t *first; /* [n_tensors + 1]: slice of each tensor */
     uint64_t *reach; /* [n_pieces]: greatest end in dim 0 of the tensor's pieces up to this one */
     uint32_t n_tensors;
 };
 
-/* Takes the pieces on success (an array of mem_alloc, or NULL where there are none); sorts them and
- * drops those without an element. RS_ENOMEM; RS_EINVAL: a tensor index or dims out of range. */
+/* Takes the pieces on success (an array of mem_alloc, or NULL where there are none): sorts them,
+ * drops those without an element, packs the rest and frees the array. RS_ENOMEM; RS_EINVAL: a tensor
+ * index or dims out of range. */
 int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tensors,
                 struct binding **ret);
 void binding_free(struct binding *b);
+/* Piece i of n_pieces; what lies beyond its dims is zero. */
+struct binding_piece binding_at(const struct binding *b, uint32_t i);
 /* Proves, for `rank` of `layout`: the pieces of each tensor tile its shards exactly; each stays
  * within its segment (segment_bytes[i]); no byte belongs to two elements of one tensor, nor of two
  * tensors unless `aliases` (source side: tied weights may share memory). Two tensors that share

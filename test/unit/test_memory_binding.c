@@ -590,12 +590,13 @@ START_TEST(a_binding_survives_its_encoding)
     struct binding *b = grid(memory, 2, 5), *decoded = NULL;
     struct buf buf;
     struct err e = {0};
-    b->pieces[3].segment = 2;
+    b->rows[3].segment = 2;
     buf_init(&buf);
     ck_assert_int_eq(binding_encode(b, &buf), 0);
     ck_assert_int_eq(binding_decode(buf.data, buf.n_bytes, &decoded, &e), 0);
     ck_assert_uint_eq(decoded->n_pieces, b->n_pieces);
-    ck_assert_mem_eq(decoded->pieces, b->pieces, b->n_pieces * sizeof *b->pieces);
+    ck_assert_mem_eq(decoded->rows, b->rows, b->n_pieces * sizeof *b->rows);
+    ck_assert_mem_eq(decoded->dims, b->dims, 2 * b->n_pieces * sizeof *b->dims); /* all of 2 dims */
     ck_assert_mem_eq(decoded->first, b->first, 2 * sizeof *b->first);
     for (size_t n = 0; n < buf.n_bytes; n++)
         ck_assert_int_eq(binding_decode(buf.data, n, &decoded, &e), RS_EPROTO);
@@ -673,7 +674,7 @@ START_TEST(seventy_thousand_fused_pieces_are_checked_in_well_under_a_second)
     clock_t start = clock();
     ck_assert_int_eq(binding_check(b, l, 0, &segment_bytes, 1, false, &e), 0);
     ck_assert_int_lt((int)((clock() - start) * 1000 / CLOCKS_PER_SEC), 1000);
-    b->pieces[N / 2].offset += 2;
+    b->rows[N / 2].offset += 2;
     ck_assert_int_eq(binding_check(b, l, 0, &segment_bytes, 1, false, &e), RS_EINVAL);
     binding_free(b);
     mem_free(regions);
