@@ -183,18 +183,32 @@ static void take_part(struct refit *r, struct refit_worker *w)
     refit_node(r, w->node)->taking_part = true;
 }
 
-static void choose_workers(struct refit *r, const struct refit_version *v)
+static bool worker_counts(const struct refit_worker *w)
+{
+    return !w->gone && w->layout->wanted && w->layout->instance_of_rank[w->rank] != UINT32_MAX;
+}
+
+uint64_t attempt_content(const struct refit *r, uint64_t version)
 {
     uint64_t sum = 0;
-    bool known = true;
+    foreach_worker (w, r) {
+        if (w->layout->side != REFIT_SOURCE || !worker_counts(w))
+            continue;
+        if (w->publication == 0 || w->published != version)
+            return 0;
+        sum += mix(w->publication + mix(w->rank + UINT64_C(0x9E3779B97F4A7C15)));
+    }
+    return sum == 0 ? 1 : sum;
+}
+
+static void choose_workers(struct refit *r, const struct refit_version *v)
+{
     foreach_worker (w, r) {
         struct refit_layout *l = w->layout;
-        if (w->gone || !l->wanted || l->instance_of_rank[w->rank] == UINT32_MAX)
+        if (!worker_counts(w))
             continue;
         if (l->side == REFIT_SOURCE) {
             take_part(r, w);
-            known &= w->publication != 0;
-            sum += mix(w->publication + mix(w->rank + UINT64_C(0x9E3779B97F4A7C15)));
             continue;
         }
         struct refit_instance *instance = &l->instances[l->instance_of_rank[w->rank]];
@@ -204,7 +218,7 @@ static void choose_workers(struct refit *r, const struct refit_version *v)
             take_part(r, w);
         }
     }
-    r->publication = !known ? 0 : sum == 0 ? 1 : sum;
+    r->publication = attempt_content(r, v->version);
 }
 
 /* The epoch's members in words, for people who read the ledger. */

@@ -100,6 +100,8 @@ uint32_t version_min_instances(const struct refit_version *v, const struct refit
 
 /* --- attempt.c --- */
 void attempt_begin(struct step *s);
+/* What the source workers have published as this version, as one number; 0: some have not, or it is not known. */
+uint64_t attempt_content(const struct refit *r, uint64_t version);
 /* Does whatever has become possible: asks, PLAN, PREPARE, START, accept, commit. */
 void attempt_advance(struct step *s);
 void attempt_planned(struct step *s);

@@ -327,6 +327,13 @@ static int submit_known(struct step *s, struct refit_version *v)
     return 0;
 }
 
+/* A trainer that has lost count publishes other weights under a number that is taken. */
+static bool published_differs(const struct refit *r, const struct refit_version *v)
+{
+    uint64_t content = attempt_content(r, v->version);
+    return content != 0 && v->publication != 0 && content != v->publication;
+}
+
 int queue_submit(struct step *s)
 {
     struct refit *r = s->r;
@@ -345,6 +352,12 @@ int queue_submit(struct step *s)
                       "version %llu was submitted with other layouts or options (it is %s); "
                       "use a new version",
                       ULL(v->version), sm_name(&v->phase)));
+    if (v != NULL && v->phase.state == REFIT_COMMITTED && published_differs(r, v))
+        return refuse(s, RS_EEXIST,
+                      step_text(s,
+                                "version %llu is committed, with other content than is published "
+                                "under it now; use a new version",
+                                ULL(v->version)));
     bool ended = v == NULL || v->phase.state == REFIT_ABORTED || v->phase.state == REFIT_SUPERSEDED;
     if (!ended && (v->phase.state != REFIT_COMMITTED || v->version == r->committed))
         return submit_known(s, v);

@@ -464,6 +464,31 @@ START_TEST(same_content_gets_the_same_answer_and_other_content_is_refused)
     ck_assert_int_eq((int)answer(&b, other)->a.phase, REFIT_COMMITTED);
     ck_assert_int_eq(code(&b, submit(&b, 5, "e", 3)), RS_EEXIST);
     ck_assert_uint_eq(b.r->attempt_high, 1);
+    publish(&b, 1, 5, 99); /* other weights under the same number */
+    publish(&b, 2, 5, 52);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "f", 1)), RS_EEXIST);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "d", 1)), 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(content_that_is_not_known_may_be_tried_again)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 5, "a", 1);
+    publish(&b, 1, 5, 0);
+    publish(&b, 2, 5, 0);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    node_failed(&b, 1, 0);
+    quiesce(&b);
+    ck_assert_int_eq(code(&b, submit(&b, 5, "b", 1)), 0);
+    publish(&b, 1, 5, 0);
+    publish(&b, 2, 5, 0);
+    planned(&b);
+    ck_assert_int_ne(phase(&b, 5), REFIT_ABORTED);
     bed_close(&b);
 }
 END_TEST
@@ -1797,6 +1822,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(submit_is_answered_only_when_it_is_durable)                                                  \
     X(submit_on_a_full_disk_is_refused_and_leaves_nothing)                                         \
+    X(content_that_is_not_known_may_be_tried_again)                                                \
     X(same_content_gets_the_same_answer_and_other_content_is_refused)                              \
     X(versions_grow_with_gaps_and_a_refusal_names_the_newest)                                      \
     X(a_queued_version_is_superseded_by_a_newer_one)                                               \
