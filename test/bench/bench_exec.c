@@ -12,8 +12,11 @@
  * domain, at once: the longer of the two alone vs_gather_broadcast, vs_direct   sources in two
  * domains, rates set: what the busiest devices' bytes say wire_ratio           payload received
  * over the network, by the transport's counters: unique bytes that the domains need and do not hold
+ *   tcp_loopback         the network's part over TCP: raw TCP of the same bytes, as many connections
  */
+#include <arpa/inet.h>
 #include <math.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 
 #include "kernels/kernels.h"
@@ -407,6 +410,108 @@ static void wire_ratio(struct bench *b)
     snprintf(row->note, sizeof(row->note), "counted by the in-memory transport");
 }
 
+/* --- TCP -------------------------------------------------------------------------------------- */
+
+/* One connection, and half of it: a source's memory sent, or received into a destination's. */
+struct raw_end {
+    int fd;
+    uint8_t *data;
+    size_t bytes;
+    bool send;
+};
+
+enum { RAW_PIECE_BYTES = 1024 << 10, RAW_LINKS = 4 };
+
+static void *raw_run(void *arg)
+{
+    struct raw_end *x = arg;
+    for (size_t at = 0; at < x->bytes;) {
+        size_t n = x->bytes - at < RAW_PIECE_BYTES ? x->bytes - at : RAW_PIECE_BYTES;
+        ssize_t r =
+            x->send ? send(x->fd, x->data + at, n, MSG_NOSIGNAL) : recv(x->fd, x->data + at, n, MSG_WAITALL);
+        if (r <= 0)
+            abort();
+        at += (size_t)r;
+    }
+    return NULL;
+}
+
+static void raw_connect(int fds[2])
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof(a);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || fds[0] < 0 || bind(listener, (struct sockaddr *)&a, n) != 0 ||
+        listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr *)&a, &n) != 0 ||
+        connect(fds[0], (struct sockaddr *)&a, n) != 0 ||
+        (fds[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) < 0)
+        abort();
+    close(listener);
+}
+
+/* `bytes` in all, from each of the four sources to one of the four destinations. */
+static void raw_open(const struct rig *r, uint64_t bytes, struct raw_end ends[2 * RAW_LINKS])
+{
+    int fds[2];
+    for (uint32_t i = 0; i < RAW_LINKS; i++) {
+        raw_connect(fds);
+        for (uint32_t k = 0; k < 2; k++)
+            ends[2 * i + k] =
+                (struct raw_end){.fd = fds[k],
+                                 .data = r->workers[i + k * RAW_LINKS].memory[WIRE_LIVE].data,
+                                 .bytes = bytes / RAW_LINKS,
+                                 .send = k == 0};
+    }
+}
+
+static void best_raw(struct best *x, struct raw_end ends[2 * RAW_LINKS])
+{
+    pthread_t threads[2 * RAW_LINKS];
+    double cpu_began = cpu_s();
+    uint64_t began = clock_mono_ns();
+    for (uint32_t i = 0; i < 2 * RAW_LINKS; i++)
+        if (pthread_create(&threads[i], NULL, raw_run, &ends[i]) != 0)
+            abort();
+    for (uint32_t i = 0; i < 2 * RAW_LINKS; i++)
+        pthread_join(threads[i], NULL);
+    x->s = fmin(x->s, seconds_since(began));
+    x->cpu = fmin(x->cpu, cpu_s() - cpu_began);
+}
+
+/* TP4 → TP4 in another domain: all bytes over the network, none twice. Connections are up, as they
+ * are from the second refit of an epoch on, and for the raw transfer. */
+static void tcp_loopback(struct bench *b)
+{
+    struct rig r;
+    struct raw_end ends[2 * RAW_LINKS];
+    struct best none = {INFINITY, INFINITY}, tcp = none, raw = none;
+    rig_start(&r, 8);
+    for (uint32_t i = 4; i < 8; i++)
+        r.o.domain[i] = 1;
+    memcpy(r.o.hello.transport, "tcp", 4);
+    side(&r, 0, qwen_json("train", 0, 4, b->layers, true), 0, 4);
+    side(&r, 1, qwen_json("rollout", 0, 4, b->layers, true), 4, 4);
+    rig_open(&r);
+    fill_fast(&r);
+    (void)refit_s(&r, WIRE_VERIFY_OFF);
+    uint64_t bytes = r.progress.network_bytes;
+    raw_open(&r, bytes, ends);
+    for (int i = 0; i < b->rounds; i++) {
+        best_raw(&raw, ends);
+        best_refit(&tcp, &r, WIRE_VERIFY_OFF);
+    }
+    for (uint32_t i = 0; i < 2 * RAW_LINKS; i++)
+        close(ends[i].fd);
+    rig_close(&r);
+    struct row *row = add_row(b, "tcp_loopback", tcp.s, "s", "raw TCP of the same bytes", raw.s,
+                              tcp.s / raw.s, 1.15);
+    snprintf(row->note, sizeof(row->note),
+             "off; %.0f MB over 4 connections of one host; raw: a thread at each end, %.2f GB/s; "
+             "CPU ratio %.2f",
+             (double)bytes / 1e6, (double)bytes / 1e9 / raw.s, tcp.cpu / raw.cpu);
+}
+
 /* --- output ----------------------------------------------------------------------------------- */
 
 static bool holds(const struct row *row)
@@ -473,6 +578,8 @@ int main(int argc, char **argv)
         versus(&b, "vs_direct", PLAN_DIRECT, true);
     if (wanted(&b, "wire_ratio"))
         wire_ratio(&b);
+    if (wanted(&b, "tcp_loopback"))
+        tcp_loopback(&b);
     if (b.json)
         print_json(&b);
     else
