@@ -45,11 +45,13 @@ static const struct option options[] = {{"config", required_argument, NULL, OPTI
                                         {"data-plane", required_argument, NULL, OPTION_DATA_PLANE},
                                         {NULL, 0, NULL, 0}};
 
-static int run_data_plane(const char *fd_text)
+/* The control process starts it with exactly these: --data-plane FD LEVEL. */
+static int run_data_plane(int argc, char **argv)
 {
-    char *end;
-    long fd = strtol(fd_text, &end, 10);
-    if (*end != '\0' || fd < 3 || fd > 1 << 20) {
+    char *end = NULL;
+    enum log_level level;
+    long fd = argc == 4 ? strtol(argv[2], &end, 10) : -1;
+    if (fd < 3 || fd > 1 << 20 || *end != '\0' || log_level_parse(argv[3], &level) != 0) {
         (void)fprintf(stderr, "reshardd: --data-plane is for reshardd itself\n");
         return EXIT_USAGE;
     }
@@ -57,7 +59,7 @@ static int run_data_plane(const char *fd_text)
     (void)signal(SIGINT, SIG_IGN);
     (void)signal(SIGTERM, SIG_IGN);
     (void)signal(SIGPIPE, SIG_IGN);
-    log_init(LOG_INFO, "data plane");
+    log_init(level, "data plane");
     (void)crash_init(); /* checked by the control process */
     return data_plane_run((int)fd);
 }
@@ -104,7 +106,7 @@ int main(int argc, char **argv)
             (void)fputs(help, stdout);
             return EXIT_STOPPED;
         case OPTION_DATA_PLANE:
-            return run_data_plane(optarg);
+            return run_data_plane(argc, argv);
         default:
             (void)fputs(help, stderr);
             return EXIT_USAGE;

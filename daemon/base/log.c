@@ -40,6 +40,11 @@ static void control_characters_blank(char *text, size_t n)
             text[i] = ' ';
 }
 
+const char *log_level_name(enum log_level level)
+{
+    return level_names[level];
+}
+
 void log_line(enum log_level level, const char *format, ...)
 {
     if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))

@@ -11,6 +11,7 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 void log_init(enum log_level level, const char *process);
 /* 0 and the level, or RS_EINVAL. */
 int log_level_parse(const char *text, enum log_level *ret_level);
+const char *log_level_name(enum log_level level);
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)

@@ -496,7 +496,9 @@ static int child_spawn(struct data_plane_link *l, int child_end, struct err *e)
     path[n] = '\0';
     (void)snprintf(fd_text, sizeof fd_text, "%d", CHILD_FD);
     char name[] = "reshardd", option[] = "--data-plane";
-    char *args[] = {name, option, fd_text, NULL};
+    char level[16];
+    (void)snprintf(level, sizeof level, "%s", log_level_name(l->config->log_level));
+    char *args[] = {name, option, fd_text, level, NULL};
     uv_stdio_container_t stdio[CHILD_FD + 1] = {
         {.flags = UV_IGNORE},
         {.flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO},
