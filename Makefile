@@ -188,7 +188,7 @@ SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) TALLY=$(abspath $(
 
 check: deps
 	@rm -f $(TALLY); mkdir -p $(BUILD)
-	@failed=0; for t in check-floors check-libc check-fuzz check-unit check-sim check-integration check-asan check-tsan; do \
+	@failed=0; for t in check-floors check-libc check-fuzz check-unit check-sim check-integration check-faults check-asan check-tsan; do \
 	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	scripts/sum-tally $(TALLY) $$failed
 
@@ -250,6 +250,7 @@ install: all
 
 help:
 	@echo "all check demo bench fuzz install lint format clean"
+	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once)"
 	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
 	@echo "BUILD=build SANITIZE= CUDA=$(CUDA) PREFIX=$(PREFIX); demo: MODEL=qwen3-0.6b"
 
