@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "base/crash.h"
 #include "base/log.h"
@@ -59,6 +60,10 @@ static int run_data_plane(int argc, char **argv)
     (void)signal(SIGINT, SIG_IGN);
     (void)signal(SIGTERM, SIG_IGN);
     (void)signal(SIGPIPE, SIG_IGN);
+    /* It must not outlive the control process, least of all stopped: waking up later, it would finish the copy that it
+     * was in the middle of, into memory that a newer attempt has written by then. If that process is dead already, the
+     * socket says so. */
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     log_init(level, "data plane");
     (void)crash_init(); /* checked by the control process */
     return data_plane_run((int)fd);
