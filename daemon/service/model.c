@@ -362,10 +362,38 @@ static struct model *model_new(struct service *s, const char *name)
     return NULL;
 }
 
+/* Only a refused attach or a poll ever named it: nothing is remembered of it. */
+static bool model_is_unused(const struct model *m)
+{
+    const struct refit *r = m->refit;
+    if (m->stepping || !queue_empty(&m->polls) || !queue_empty(&m->watchers) ||
+        !queue_empty(&r->layouts) || !queue_empty(&r->versions) || r->committed != 0 ||
+        r->attempt_high != 0 || r->epoch != 0)
+        return false;
+    queue_foreach (q, &m->service->leases)
+        if (container_of(q, struct lease, in)->model == m)
+            return false;
+    return true;
+}
+
+/* Names that came to nothing would fill max_models. */
+static void models_sweep(struct service *s)
+{
+    queue_foreach_safe (q, tmp, &s->models) {
+        struct model *m = container_of(q, struct model, in);
+        if (!model_is_unused(m))
+            continue;
+        s->n_models--;
+        model_close(m);
+    }
+}
+
 int model_open(struct service *s, const char *name, struct model **ret, struct err *e)
 {
     if ((*ret = model_find(s, name)) != NULL)
         return 0;
+    if (s->memory != NULL) /* not while the ledger is being read: there they come piece by piece */
+        models_sweep(s);
     if (s->n_models >= s->config->max_models)
         return err_set(e, RS_EEXHAUSTED, "%u models: max_models is reached", s->n_models);
     struct model *m = model_new(s, name);

@@ -366,6 +366,23 @@ class Hostile(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline)
         w.goodbye()
 
+    def test_names_that_come_to_nothing_do_not_fill_the_models(self):
+        with Daemon(clients__max_models=3) as d:
+            client = Client(d)
+            layout = Layout("train", 1, [mesh("m", [1])], [tensor("w", [4], "int32", "m", [None])])
+            for i in range(6):
+                w = Worker(client, f"typo{i}", pb.SIDE_SOURCE, layout, 0, 0, pieces=[], attach=False)
+                with refused(self, INVALID, "'w'"):
+                    w.attach()
+                with refused(self, grpc.StatusCode.NOT_FOUND):
+                    client.stub.GetCommitted(pb.GetCommittedRequest(model=f"poll{i}", wait_ms=1), timeout=WAIT_S)
+            kept = [Worker(client, f"good{i}", pb.SIDE_SOURCE, layout, 0, 0) for i in range(3)]
+            with refused(self, EXHAUSTED, "max_models"):
+                Worker(client, "one more", pb.SIDE_SOURCE, layout, 0, 0)
+            self.assertEqual(sorted(m.model for m in d.status().models), ["good0", "good1", "good2"])
+            for w in kept:
+                w.publish(1)
+
 
 if __name__ == "__main__":
     main()
