@@ -160,13 +160,20 @@ FUZZ_request     := service
 FUZZ_rpc         := rpc
 FUZZ_S ?= 60
 FUZZERS := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/fuzz/fuzz_%,$(wildcard test/fuzz/fuzz_*.c))
+FUZZ_FLAGS := -std=c17 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
 FUZZ_CLOSURE = $(call closure,$(FUZZ_$(1)))
+fuzz_objects = $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(foreach f,$(call FUZZ_CLOSURE,$(1)),$(call src_of,$(f)))) \
+    $(patsubst $(BUILD)/%.c,$(BUILD)/fuzz/obj/%.o,$(GEN))
+$(BUILD)/fuzz/obj/%.o: %.c | $(PB_HEADERS)
+	@mkdir -p $(@D)
+	clang $(FUZZ_FLAGS) -MMD -MP -Idaemon -I. -I$(BUILD)/gen -c $< -o $@
+$(BUILD)/fuzz/obj/gen/%.o: $(BUILD)/gen/%.c
+	@mkdir -p $(@D)
+	clang $(FUZZ_FLAGS) -I$(BUILD)/gen -c $< -o $@
 define fuzz_rule
-$(BUILD)/fuzz/fuzz_$(1): test/fuzz/fuzz_$(1).c $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(call src_of,$(f))) $(GEN)
+$(BUILD)/fuzz/fuzz_$(1): $(BUILD)/fuzz/obj/test/fuzz/fuzz_$(1).o $(call fuzz_objects,$(1))
 	@mkdir -p $$(@D)
-	clang -std=c17 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	    -Idaemon -I. -I$(BUILD)/gen -o $$@ $$(filter %.c,$$^) $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(LIBS_$(f))) \
-	    -lprotobuf-c -lpthread
+	clang $(FUZZ_FLAGS) -o $$@ $$^ $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(LIBS_$(f))) -lprotobuf-c -lpthread
 endef
 $(foreach f,$(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c)),$(eval $(call fuzz_rule,$(f))))
 
@@ -257,4 +264,4 @@ help:
 clean:
 	rm -rf $(BUILD)
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/fuzz/obj -name '*.d' 2>/dev/null)

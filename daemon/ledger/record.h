@@ -72,8 +72,8 @@ struct ledger_version {
     uint64_t landed, network, domain, device, skipped, total, network_minimum; /* bytes */
     uint8_t plan_digest[16];
     const char *strategy; /* NULL or "": not planned */
-    /* Committed: u64 fingerprint per tensor of the source layout, so that memory which says that it
-     * holds this version can be checked after a restart. NULL leaves what is stored as it is. */
+    /* Committed: what memory that says it holds this version must add up to, per layout and rank, so that
+     * it can be checked after a restart (service/held.h). NULL leaves what is stored as it is. */
     const void *fingerprints;
     size_t n_fingerprints_bytes;
 };
