@@ -27,6 +27,8 @@ static double rate_of(const struct tcp *t, bool network)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+/* The kernel sizes the buffers itself: set to 1 or 4 MiB they gained nothing on loopback (0.33 and
+ * 0.35 against 0.31 s of CPU time per GB), and for a long link they would be a guess. */
 int tcp_socket_prepare(int fd)
 {
     int one = 1;

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -412,6 +413,41 @@ START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
 }
 END_TEST
 
+/* The sender gives up in the middle of a frame; its peer has not heard of that yet, and must not
+ * take for content what fills the frame up. */
+START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_attempt)
+{
+    enum { BYTES = 64 << 20, SENT = 0xEE, BEFORE = 0x5A };
+    struct pair x;
+    struct waited ws, wr;
+    uint8_t *sent = malloc(BYTES), *landed = malloc(BYTES);
+    struct transport_message send = {sent, BYTES, 2, true, true};
+    struct transport_message receive = {landed, BYTES, 0, false, true};
+    memset(sent, SENT, BYTES);
+    memset(landed, BEFORE, BYTES);
+    pair_open(&x, 0);
+    submit(&x.a, 0, &ws, &send, 1);
+    ck_assert(!waited_within(&ws, 50)); /* the sockets are full */
+    transport_abort(x.a.t);
+    ck_assert_int_eq(waited_status(&ws), RS_ECANCELED);
+    submit(&x.b, 2, &wr, &receive, 1);
+    ck_assert(!waited_within(&wr, SILENCE_MS * 3 / 4));
+    transport_abort(x.b.t);
+    (void)waited_status(&wr);
+    ck_assert_int_eq(landed[0], SENT);
+    for (size_t i = 0; i < BYTES; i++)
+        if (landed[i] != SENT && landed[i] != BEFORE)
+            ck_abort_msg("byte %zu is %02x", i, landed[i]);
+    ck_assert_int_eq(transport_begin(x.a.t, 2, NULL), 0);
+    ck_assert_int_eq(transport_begin(x.b.t, 2, NULL), 0);
+    exchange(&x, 2);
+    ck_assert_uint_gt(transport_counters(x.b.t, 2).stale_frames, 0);
+    pair_close(&x);
+    free(sent);
+    free(landed);
+}
+END_TEST
+
 /* --- strangers -------------------------------------------------------------------------------- */
 
 START_TEST(strangers_are_refused_and_counted_and_the_attempt_goes_on)
@@ -493,6 +529,43 @@ START_TEST(half_open_connections_do_not_keep_others_out)
     ck_assert_uint_ge(transport_tcp_node_refused(p.node), N - 64);
     for (int i = 0; i < N; i++)
         close(idle[i]);
+    close(fd);
+    plane_close(&p);
+}
+END_TEST
+
+static double cpu_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+START_TEST(without_descriptors_it_waits_without_spinning_and_then_lets_in)
+{
+    struct plane p;
+    uint8_t landed[8] = {0};
+    struct transport_message receive = {landed, 8, 1, false, true};
+    struct waited w;
+    struct rlimit limit, none;
+    struct tcp_hello h = good_hello(1);
+    with_played_peer(&p, 1);
+    submit(&p, 0, &w, &receive, 1);
+    struct sockaddr_in a = loopback(transport_tcp_node_port(p.node));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 3; /* no new descriptor */
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    say_hello(fd, &h);
+    double before = cpu_ms();
+    ck_assert(!waited_within(&w, SILENCE_MS * 3 / 4));
+    ck_assert_double_lt(cpu_ms() - before, 50);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct tcp_frame f = data_frame(1, 0, 8);
+    say_frame(fd, &f, "8 bytes!", 8);
+    ck_assert_int_eq(waited_status(&w), 0);
     close(fd);
     plane_close(&p);
 }
@@ -842,6 +915,8 @@ END_TEST
     X(aborts_at_random_moments_leave_a_clean_next_attempt)                                         \
     X(strangers_are_refused_and_counted_and_the_attempt_goes_on)                                   \
     X(half_open_connections_do_not_keep_others_out)                                                \
+    X(without_descriptors_it_waits_without_spinning_and_then_lets_in)                              \
+    X(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_attempt)                  \
     X(an_old_attempts_chunk_is_drained_and_counted_and_never_lands)                                \
     X(more_or_fewer_bytes_than_planned_fail_both_groups)                                           \
     X(frames_that_are_none_fail_the_group)                                                         \
