@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -154,6 +155,14 @@ struct segment *memory_client_segment(const struct memory_client *client, uint64
     return NULL;
 }
 
+/* A new descriptor has the lowest free number, so a high one tells that all below are taken. The last eighth is for the
+ * daemon's own: without one, no answer of the data plane that brings descriptors could be read. */
+static bool descriptors_are_scarce(int newest)
+{
+    struct rlimit l;
+    return getrlimit(RLIMIT_NOFILE, &l) == 0 && (rlim_t)newest >= l.rlim_cur - l.rlim_cur / 8;
+}
+
 static int segment_admit(struct connection *c, const struct memory_record *r, struct err *e)
 {
     const struct config *config = c->client.server->config;
@@ -170,6 +179,10 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     if (c->n_segments >= config->max_segments)
         return err_set(e, RS_EEXHAUSTED, "%u segments: max_segments is reached; use one per arena",
                        c->n_segments);
+    if (descriptors_are_scarce(c->fd))
+        return err_set(e, RS_EEXHAUSTED,
+                       "the daemon is nearly out of descriptors; use one segment per arena, or "
+                       "raise its limit (LimitNOFILE)");
     return 0;
 }
 
@@ -421,9 +434,10 @@ static void connection_open(struct memory_server *s, int socket)
     socklen_t n = sizeof who;
     struct connection *c = NULL;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 ||
-        s->n_clients >= s->config->max_clients || (c = mem_zalloc(sizeof *c)) == NULL) {
-        log_warn("client refused: %u clients, max_clients %u", s->n_clients,
-                 s->config->max_clients);
+        s->n_clients >= s->config->max_clients || descriptors_are_scarce(socket) ||
+        (c = mem_zalloc(sizeof *c)) == NULL) {
+        log_warn("client refused: %u clients, max_clients %u, descriptor %d", s->n_clients,
+                 s->config->max_clients, socket);
         (void)close(socket);
         return;
     }

@@ -3,6 +3,7 @@
 and memory and descriptors come back to their level."""
 import array
 import random
+import resource
 import unittest
 
 from rig import *
@@ -160,6 +161,32 @@ class Hostile(unittest.TestCase):
             third.read()
         self.assertLess(self.fds()[0], self.n_fds[0] + 40)
         os.close(fd)
+
+    def test_a_crowd_of_clients_leaves_descriptors_for_the_work(self):
+        # CASES D07, at the memory socket: the refit beside it goes on, and there is no busy loop.
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+            limit = len(os.listdir(f"/proc/{d.process.pid}/fd")) + 100
+            resource.prlimit(d.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+            mark, crowd = d.log_mark(), []
+            for _ in range(limit):
+                crowd.append(self.connect(d.socket + ".mem"))
+            d.wait_log("client refused", since=mark)
+            pid = d.data_plane_pid()
+            f.refit(1)
+            for w in f.destinations:
+                w.apply(1)
+                self.assertEqual(w.wrong(1), [])
+            self.assertEqual(d.data_plane_pid(), pid)
+            for s in crowd:
+                s.close()
+            deadline = time.monotonic() + 2 * SLOW
+            while True:
+                try:
+                    Client(d).segment(4096)
+                    break
+                except (ConnectionError, MemoryError_) as e:
+                    self.assertLess(time.monotonic(), deadline, e)
 
     def test_descriptors_before_hello_and_with_noise(self):
         fd = memfd(4096)
