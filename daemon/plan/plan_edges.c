@@ -32,7 +32,9 @@ static int need_edges(struct edger *g, uint32_t run, uint8_t hops, bool *ret_mor
 {
     int r = 0;
     *ret_more = false;
-    for (uint32_t i = g->n->first_of_run[run]; i < g->n->first_of_run[run + 1] && r == 0; i++) {
+    uint32_t batch = g->p->runs.at[run].batch;
+    for (uint32_t i = g->n->first_of_batch[batch]; i < g->n->first_of_batch[batch + 1] && r == 0;
+         i++) {
         const struct need *x = &g->n->v.at[i];
         *ret_more = *ret_more || x->hops > hops;
         if (x->hops != hops)
@@ -108,7 +110,7 @@ static int domain_edges(struct edger *g, uint32_t run)
     struct plan *p = g->p;
     const struct plan_group *group = &p->groups.at[p->runs.at[run].group];
     const struct set *takers = &p->sets.at[group->takers], *source = &p->sets.at[group->source];
-    uint32_t need = g->n->first_of_run[run], held = 0;
+    uint32_t need = g->n->first_of_batch[g->p->runs.at[run].batch], held = 0;
     int r = 0;
     for (uint32_t i = 0, n; i < takers->n && r == 0; i += n) {
         uint32_t domain = p->ends.at[takers->first + i].domain;

@@ -1,6 +1,6 @@
-/* Ingest: each domain on its own, which destination device takes each run in.
+/* Batches, who needs them, and ingest: each domain on its own, which destination device takes each batch in.
  *
- * Runs with one taker have no choice and come first; the others follow, largest first, each to its
+ * Batches with one taker have no choice and come first; the others follow, largest first, each to its
  * emptiest taker. Where that is full (by the lower bound), the emptiest destination device of the
  * takers' site may take it into staging; it writes the takers' memory from there, so it must reach
  * all of them by copies. */
@@ -16,10 +16,64 @@ enum { SLACK_SHIFT = 6 };
 /* --- needs
  * ---------------------------------------------------------------------------------------------- */
 
-static int add_needs(struct plan *p, struct needs *n, uint32_t run)
+/* Groups by (source, takers). */
+static int order_groups(const struct plan *p, uint32_t *ret_order)
+{
+    uint32_t n = (uint32_t)p->groups.n;
+    uint32_t *key = mem_alloc((n + 1U) * sizeof *key);
+    uint32_t *order = mem_alloc((n + 1U) * sizeof *order);
+    int r = key == NULL || order == NULL ? RS_ENOMEM : 0;
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        key[i] = p->groups.at[i].takers;
+    if (r == 0)
+        r = sort_count(key, NULL, n, (uint32_t)p->sets.n, order);
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        key[i] = p->groups.at[i].source;
+    if (r == 0)
+        r = sort_count(key, order, n, (uint32_t)p->sets.n, ret_order);
+    mem_free(key);
+    mem_free(order);
+    return r;
+}
+
+/* The run joins the batch before it where that has the same sets and room. */
+static int add_to_batch(struct plan *p, struct needs *n, uint32_t run)
 {
     const struct plan_group *g = &p->groups.at[p->runs.at[run].group];
-    const struct set *takers = &p->sets.at[g->takers], *source = &p->sets.at[g->source];
+    uint64_t bytes = p->runs.at[run].bytes;
+    const struct batch *last = n->batches.n == 0 ? NULL : &n->batches.at[n->batches.n - 1];
+    if (last == NULL || last->source != g->source || last->takers != g->takers ||
+        last->bytes + bytes > plan_leg_bytes(p)) {
+        if (vec_reserve(&n->batches, n->batches.n + 1) != 0)
+            return RS_ENOMEM;
+        n->batches.at[n->batches.n++] = (struct batch){g->source, g->takers, 0};
+    }
+    n->batches.at[n->batches.n - 1].bytes += bytes;
+    p->runs.at[run].batch = (uint32_t)n->batches.n - 1;
+    return 0;
+}
+
+static int make_batches(struct plan *p, struct needs *n)
+{
+    uint32_t *order = mem_alloc((p->groups.n + 1) * sizeof *order);
+    int r = order == NULL ? RS_ENOMEM : order_groups(p, order);
+    for (uint32_t i = 0; i < p->runs.n; i++)
+        p->runs.at[i].batch = NONE32;
+    for (uint32_t i = 0; i < p->groups.n && r == 0; i++) {
+        const struct plan_group *g = &p->groups.at[order[i]];
+        if (p->classes.at[g->class].strategy != PLAN_RESHARD)
+            continue;
+        for (uint32_t k = g->first_run; k < g->first_run + g->n_runs && r == 0; k++)
+            r = add_to_batch(p, n, k);
+    }
+    mem_free(order);
+    return r;
+}
+
+static int add_needs(struct plan *p, struct needs *n, uint32_t batch)
+{
+    const struct batch *x = &n->batches.at[batch];
+    const struct set *takers = &p->sets.at[x->takers], *source = &p->sets.at[x->source];
     uint32_t at = 0;
     if (vec_reserve(&n->v, n->v.n + takers->n) != 0)
         return RS_ENOMEM;
@@ -31,7 +85,7 @@ static int add_needs(struct plan *p, struct needs *n, uint32_t run)
             at++;
         if (at < source->n && p->ends.at[source->first + at].domain == domain)
             continue;
-        n->v.at[n->v.n++] = (struct need){.run = run,
+        n->v.at[n->v.n++] = (struct need){.batch = batch,
                                           .domain = domain,
                                           .first_end = begin,
                                           .n_ends = takers->first + i - begin,
@@ -42,14 +96,16 @@ static int add_needs(struct plan *p, struct needs *n, uint32_t run)
     return 0;
 }
 
-static int order_runs(const struct plan *p, uint32_t *ret_order)
+static int order_batches(struct needs *n)
 {
-    uint64_t *bytes = mem_alloc((p->runs.n + 1) * sizeof *bytes);
-    if (bytes == NULL)
-        return RS_ENOMEM;
-    for (uint32_t i = 0; i < p->runs.n; i++)
-        bytes[i] = p->runs.at[i].bytes;
-    int r = sort_descending(bytes, (uint32_t)p->runs.n, ret_order);
+    uint32_t n_batches = (uint32_t)n->batches.n;
+    uint64_t *bytes = mem_alloc((n_batches + 1U) * sizeof *bytes);
+    n->order = mem_calloc(n_batches + 1U, sizeof *n->order);
+    int r = bytes == NULL || n->order == NULL ? RS_ENOMEM : 0;
+    for (uint32_t i = 0; r == 0 && i < n_batches; i++)
+        bytes[i] = n->batches.at[i].bytes;
+    if (r == 0)
+        r = sort_descending(bytes, n_batches, n->order);
     mem_free(bytes);
     return r;
 }
@@ -58,20 +114,20 @@ int plan_needs(struct plan *p, struct needs *ret)
 {
     memset(ret, 0, sizeof *ret);
     uint32_t n_devices = p->topology->n_devices;
-    ret->first_of_run = mem_calloc(p->runs.n + 2, sizeof *ret->first_of_run);
-    ret->order = mem_calloc(p->runs.n + 1, sizeof *ret->order);
+    int r = make_batches(p, ret);
+    if (r == 0)
+        r = order_batches(ret);
+    if (r != 0)
+        return r;
+    ret->first_of_batch = mem_calloc(ret->batches.n + 2, sizeof *ret->first_of_batch);
     ret->domain_ingress = mem_calloc(n_devices + 1U, sizeof *ret->domain_ingress);
     ret->domain_egress = mem_calloc(n_devices + 1U, sizeof *ret->domain_egress);
-    if (ret->first_of_run == NULL || ret->order == NULL || ret->domain_ingress == NULL ||
-        ret->domain_egress == NULL)
+    if (ret->first_of_batch == NULL || ret->domain_ingress == NULL || ret->domain_egress == NULL)
         return RS_ENOMEM;
-    int r = order_runs(p, ret->order);
-    for (uint32_t i = 0; i < p->runs.n && r == 0; i++) {
-        ret->first_of_run[i] = (uint32_t)ret->v.n;
-        const struct plan_group *g = &p->groups.at[p->runs.at[i].group];
-        if (p->classes.at[g->class].strategy == PLAN_RESHARD)
-            r = add_needs(p, ret, i);
-        ret->first_of_run[i + 1] = (uint32_t)ret->v.n;
+    for (uint32_t i = 0; i < ret->batches.n && r == 0; i++) {
+        ret->first_of_batch[i] = (uint32_t)ret->v.n;
+        r = add_needs(p, ret, i);
+        ret->first_of_batch[i + 1] = (uint32_t)ret->v.n;
         if (ret->v.n > INT32_MAX)
             r = RS_EEXHAUSTED;
     }
@@ -81,7 +137,8 @@ int plan_needs(struct plan *p, struct needs *ret)
 void needs_close(struct needs *n)
 {
     mem_free(n->v.at);
-    mem_free(n->first_of_run);
+    mem_free(n->batches.at);
+    mem_free(n->first_of_batch);
     mem_free(n->order);
     mem_free(n->domain_ingress);
     mem_free(n->domain_egress);
@@ -124,7 +181,7 @@ static uint32_t emptiest_taker(const struct plan *p, const struct need *x)
 static void take(struct ingest *g, struct need *x, uint32_t device)
 {
     x->device = device;
-    g->p->ingress[device] += g->p->runs.at[x->run].bytes;
+    g->p->ingress[device] += g->n->batches.at[x->batch].bytes;
 }
 
 static bool is_taker(const struct plan *p, const struct need *x, uint32_t device)
@@ -158,7 +215,7 @@ static void ingest_domain(struct ingest *g, const uint32_t *list, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct need *x = &g->n->v.at[list[i]];
         uint32_t d = emptiest_taker(p, x);
-        if (p->ingress[d] + p->runs.at[x->run].bytes <= g->cap)
+        if (p->ingress[d] + g->n->batches.at[x->batch].bytes <= g->cap)
             take(g, x, d);
         else
             g->deferred[n_deferred++] = list[i];
@@ -202,7 +259,7 @@ static int list_sites(struct ingest *g)
     return r;
 }
 
-/* Needs by (domain, one taker first, largest run first). */
+/* Needs by (domain, one taker first, largest batch first). */
 static int order_needs(struct ingest *g, uint32_t **ret_order)
 {
     struct plan *p = g->p;
@@ -213,9 +270,10 @@ static int order_needs(struct ingest *g, uint32_t **ret_order)
     int r = RS_ENOMEM;
     if (list != NULL && domain != NULL && *ret_order != NULL) {
         for (int several = 0; several < 2; several++)
-            for (uint32_t i = 0; i < p->runs.n; i++) {
-                uint32_t run = g->n->order[i];
-                for (uint32_t x = g->n->first_of_run[run]; x < g->n->first_of_run[run + 1]; x++)
+            for (uint32_t i = 0; i < g->n->batches.n; i++) {
+                uint32_t batch = g->n->order[i];
+                for (uint32_t x = g->n->first_of_batch[batch]; x < g->n->first_of_batch[batch + 1];
+                     x++)
                     if (one_taker(p, &g->n->v.at[x]) == (several == 0))
                         list[k++] = x;
             }

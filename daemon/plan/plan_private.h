@@ -8,6 +8,7 @@
  *   unit    a tensor in one wire dtype; the members of a shape
  *   group   a cell of a class: one set of holders, one set of takers, over all members
  *   run     a range of a group's members, or a piece of one: the unit of assignment
+ *   batch   small runs with the same holders and takers, of any classes: assigned together
  *   edge    a run sent from one device to another (anything inside one site is no edge)
  *   leg     edges of one stream that are sent together, with the time at which they start
  *   stream  all legs from one device to another at one relay depth
@@ -100,6 +101,8 @@ struct plan_run {
     uint64_t bytes;
     uint32_t first_edge;
     uint32_t n_edges; /* parents stand before their children */
+    uint32_t batch;   /* the runs that it is assigned with; NONE32: another strategy moves it */
+    uint32_t reserved;
 };
 
 struct plan_edge {
@@ -234,9 +237,15 @@ int plan_runs(struct plan *p, struct err *e);
 
 /* --- plan_ingest.c, plan_senders.c
  * ------------------------------------------------------------------ */
-/* A domain's need of a run: which no holder inside can serve. */
+/* Runs of one set of holders and one set of takers that are assigned together: in different tensors or cells, and
+ * small beside a run. */
+struct batch {
+    uint32_t source, takers; /* sets */
+    uint64_t bytes;
+};
+/* A domain's need of a batch: which no holder inside can serve. */
 struct need {
-    uint32_t run;
+    uint32_t batch;
     uint32_t domain;
     uint32_t first_end, n_ends; /* its takers */
     uint32_t device;            /* ingest device */
@@ -246,11 +255,13 @@ struct need {
     bool staging;
 };
 struct needs {
-    VEC(struct need) v;       /* those of a run stand together, ascending domain */
-    uint32_t *first_of_run;   /* n_runs + 1 */
-    uint32_t *order;          /* runs, largest first */
+    VEC(struct batch) batches;
+    VEC(struct need) v;       /* those of a batch stand together, ascending domain */
+    uint32_t *first_of_batch; /* n_batches + 1 */
+    uint32_t *order;          /* batches, largest first */
     uint64_t *domain_ingress; /* bytes per device that come from its own domain */
     uint64_t *domain_egress;
+    uint64_t relay_limit; /* bytes that a relay sends at most of its own accord */
 };
 int plan_needs(struct plan *p, struct needs *ret);
 void needs_close(struct needs *n);
@@ -258,6 +269,8 @@ int plan_ingest(struct plan *p, struct needs *n);
 int plan_senders(struct plan *p, struct needs *n);
 /* plan_edges.c: edges of all runs: network, inside domains, and those of direct. */
 int plan_edges(struct plan *p, struct needs *n, struct err *e);
+/* Legs hold several edges, and batches several runs, up to this many bytes. */
+uint64_t plan_leg_bytes(const struct plan *p);
 /* plan_rounds.c: streams, legs, and when each starts. */
 int plan_rounds(struct plan *p, struct err *e);
 

@@ -17,32 +17,55 @@
 
 #include "base/banned.h"
 
-/* A stream that can send something: what choosing needs, side by side. */
-enum { CANDIDATES = 32 };
-struct offer {
-    uint64_t ready; /* of the leg at its head */
+/* What placing needs lies side by side, one line of cache per step: legs and streams are visited in no order that
+ * their numbers have. */
+struct job {        /* a leg */
+    uint64_t ready; /* earliest start */
     uint32_t stream;
-    uint32_t out;   /* sending port */
-    uint32_t feeds; /* the leg is relayed further */
-    uint32_t reserved;
+    uint32_t waits;  /* edges whose parents are not placed */
+    uint32_t queued; /* next leg of the stream's queue */
+    uint32_t feeds;  /* is relayed further */
 };
+
+struct lane {            /* a stream */
+    uint32_t head, tail; /* legs that are available, in the order in which they became so */
+    uint32_t offer;      /* NONE32: nothing available */
+    uint32_t in, out;    /* ports */
+};
+
+struct sender { /* a sending port */
+    uint64_t free;
+    uint64_t left;
+};
+
+struct receiver { /* a receiving port */
+    uint64_t free;
+    uint64_t left;
+    uint32_t first_offer; /* into the offers: one place per stream that can come here */
+    uint32_t n_offers;    /* streams that have a leg available, in front */
+};
+
+/* An offer: the leg at the head of a stream. Choosing reads all of a port's in a row. */
+struct offers {
+    uint64_t *ready;
+    uint32_t *out; /* port, and FEEDS where the leg is relayed further */
+    uint32_t *stream;
+};
+#define FEEDS (1U << 31)
+enum { CANDIDATES = 32 };
+/* Starts that differ by less than this part of a message count as equal. */
+enum { START_PART = 64 };
 
 struct timetable {
     struct plan *p;
-    /* Per edge: children by first child and next sibling. */
-    uint32_t *child, *sibling;
-    /* Per leg. */
-    uint32_t *waits; /* edges whose parents are not placed */
-    uint64_t *ready;
-    uint32_t *queued; /* next leg of the stream's queue */
-    /* Per stream: the queue of available legs, and bytes not yet placed. */
-    uint32_t *head, *tail;
-    /* Per port (2 * device + network). */
-    uint64_t *out_free, *in_free, *out_left, *in_left;
-    uint32_t *port_first;  /* into offers, by receiving port: */
-    uint32_t *port_offers; /* streams that have a leg available, in front of the port's range */
-    struct offer *offers;
-    uint32_t *offer_at; /* per stream, NONE32: nothing available */
+    uint32_t *child, *sibling; /* per edge: children by first child and next sibling */
+    struct job *jobs;
+    struct lane *lanes;
+    struct sender *senders; /* per port (2 * device + network) */
+    struct receiver *receivers;
+    struct offers offers;
+    unsigned start_shift; /* starts that differ by less than 1 << this count as equal */
+    unsigned left_shift;  /* bytes left are compared in units of 1 << this */
     /* Heap of receiving ports by the earliest start known. */
     uint32_t *heap, *heap_at;
     uint64_t *heap_key;
@@ -57,23 +80,57 @@ static uint32_t port_of(uint32_t device, uint8_t tier)
 /* --- streams and legs
  * ------------------------------------------------------------------------------- */
 
-/* Edges of runs with the most bytes first, and of those that are relayed further before the others: what fills up at
- * the end is small and nobody waits for it. */
+/* Runs by batch, those that are in none behind. */
+static int order_runs(const struct plan *p, uint32_t *ret_order, uint64_t *ret_batch_bytes)
+{
+    uint32_t n = (uint32_t)p->runs.n;
+    uint32_t *key = mem_alloc((n + 1U) * sizeof *key);
+    if (key == NULL)
+        return RS_ENOMEM;
+    memset(ret_batch_bytes, 0, n * sizeof *ret_batch_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct plan_run *r = &p->runs.at[i];
+        key[i] = r->batch < n ? r->batch : n;
+        if (r->batch < n)
+            ret_batch_bytes[r->batch] += r->bytes;
+    }
+    int r = sort_count(key, NULL, n, n + 1, ret_order);
+    mem_free(key);
+    return r;
+}
+
+/* Edges of batches with the most bytes first, and of those that are relayed further before the others: what fills up
+ * at the end is small and nobody waits for it. A batch's stand together. */
 static int order_edges(const struct plan *p, uint32_t *key, uint32_t *a, uint32_t *ret_order)
 {
-    uint32_t n = (uint32_t)p->edges.n;
-    uint64_t *bytes = mem_alloc((n + 1U) * sizeof *bytes);
-    if (bytes == NULL)
-        return RS_ENOMEM;
-    for (uint32_t i = 0; i < n; i++) {
-        bytes[i] = p->runs.at[p->edges.at[i].run].bytes;
-        key[i] = 1;
+    uint32_t n = (uint32_t)p->edges.n, n_runs = (uint32_t)p->runs.n, k = 0;
+    uint64_t *bytes = mem_alloc((n_runs + 1U) * sizeof *bytes);
+    uint64_t *run_bytes = mem_alloc((n_runs + 1U) * sizeof *run_bytes);
+    uint32_t *run = mem_alloc((n_runs + 1U) * sizeof *run);
+    uint32_t *order = mem_alloc((n_runs + 1U) * sizeof *order);
+    int r = RS_ENOMEM;
+    if (bytes != NULL && run_bytes != NULL && run != NULL && order != NULL)
+        r = order_runs(p, run, bytes);
+    for (uint32_t i = 0; r == 0 && i < n_runs; i++) {
+        const struct plan_run *x = &p->runs.at[run[i]];
+        run_bytes[i] = x->batch != NONE32 ? bytes[x->batch] : x->bytes;
     }
+    if (r == 0)
+        r = sort_descending(run_bytes, n_runs, order);
+    for (uint32_t i = 0; r == 0 && i < n_runs; i++) {
+        const struct plan_run *x = &p->runs.at[run[order[i]]];
+        for (uint32_t e = x->first_edge; e < x->first_edge + x->n_edges; e++)
+            a[k++] = e;
+    }
+    mem_free(bytes);
+    mem_free(run_bytes);
+    mem_free(run);
+    mem_free(order);
+    for (uint32_t i = 0; i < n; i++)
+        key[i] = 1;
     for (uint32_t i = 0; i < n; i++)
         if (p->edges.at[i].parent != NONE32)
             key[p->edges.at[i].parent] = 0;
-    int r = sort_descending(bytes, n, a);
-    mem_free(bytes);
     return r == 0 ? sort_count(key, a, n, 2, ret_order) : r;
 }
 
@@ -135,19 +192,41 @@ static int open_leg(struct plan *p, uint32_t at)
 }
 
 /* Small neighbours share a leg, up to a part of a run; every other edge is a leg of its own. */
-enum { LEG_PART = 16 };
+enum { LEG_PART = 12, LEAST_LEGS = 4 };
+
+uint64_t plan_leg_bytes(const struct plan *p)
+{
+    uint64_t most = p->run_bytes / LEG_PART;
+    return most > p->message_bytes ? most : p->message_bytes;
+}
+
+/* Of the stream that begins at leg edge `at`: where it has many runs its legs may be twice as long. */
+static uint64_t stream_leg_bytes(const struct plan *p, uint32_t at)
+{
+    const struct plan_edge *first = &p->edges.at[p->leg_edges.at[at]];
+    uint64_t bytes = 0, most = plan_leg_bytes(p);
+    for (uint32_t i = at; i < p->leg_edges.n; i++) {
+        const struct plan_edge *e = &p->edges.at[p->leg_edges.at[i]];
+        if (e->to != first->to || e->from != first->from || e->depth != first->depth)
+            break;
+        bytes += p->runs.at[e->run].bytes;
+    }
+    uint64_t part = bytes / LEAST_LEGS;
+    return part < most ? most : part > 2 * most ? 2 * most : part;
+}
 
 static int build_legs(struct plan *p)
 {
-    uint64_t most = p->run_bytes / LEG_PART;
-    most = most > p->message_bytes ? most : p->message_bytes;
+    uint64_t most = 0;
     int r = sort_edges(p);
     for (uint32_t i = 0; i < p->leg_edges.n && r == 0; i++) {
         struct plan_edge *e = &p->edges.at[p->leg_edges.at[i]];
         uint64_t bytes = p->runs.at[e->run].bytes;
         bool fresh = p->streams.n == 0 || !same_stream(&p->streams.at[p->streams.n - 1], e);
-        if (fresh)
+        if (fresh) {
+            most = stream_leg_bytes(p, i);
             r = open_stream(p, e);
+        }
         if (r == 0 && (fresh || p->legs.at[p->legs.n - 1].bytes + bytes > most))
             r = open_leg(p, i);
         if (r != 0)
@@ -168,7 +247,8 @@ static bool heap_less(const struct timetable *t, uint32_t a, uint32_t b)
 {
     if (t->heap_key[a] != t->heap_key[b])
         return t->heap_key[a] < t->heap_key[b];
-    return t->in_left[a] != t->in_left[b] ? t->in_left[a] > t->in_left[b] : a < b;
+    uint64_t x = t->receivers[a].left, y = t->receivers[b].left;
+    return x != y ? x > y : a < b;
 }
 
 static void heap_put(struct timetable *t, uint32_t at, uint32_t port)
@@ -236,47 +316,43 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static bool feeds(const struct timetable *t, uint32_t leg)
-{
-    return t->child[t->p->leg_edges.at[t->p->legs.at[leg].first_edge]] != NONE32;
-}
-
 /* The stream has a (new) leg at its head. */
 static void offer_put(struct timetable *t, uint32_t stream)
 {
-    const struct plan_stream *s = &t->p->streams.at[stream];
-    uint32_t in = port_of(s->to, s->tier), leg = t->head[stream];
-    if (t->offer_at[stream] == NONE32)
-        t->offer_at[stream] = t->port_first[in] + t->port_offers[in]++;
-    t->offers[t->offer_at[stream]] = (struct offer){.ready = t->ready[leg],
-                                                    .stream = stream,
-                                                    .out = port_of(s->from, s->tier),
-                                                    .feeds = feeds(t, leg)};
+    struct lane *s = &t->lanes[stream];
+    const struct job *j = &t->jobs[s->head];
+    if (s->offer == NONE32)
+        s->offer = t->receivers[s->in].first_offer + t->receivers[s->in].n_offers++;
+    t->offers.ready[s->offer] = j->ready;
+    t->offers.out[s->offer] = s->out | (j->feeds != 0 ? FEEDS : 0);
+    t->offers.stream[s->offer] = stream;
 }
 
-static void offer_drop(struct timetable *t, uint32_t stream, uint32_t in)
+static void offer_drop(struct timetable *t, struct lane *s)
 {
-    uint32_t at = t->offer_at[stream], last = t->port_first[in] + --t->port_offers[in];
-    t->offers[at] = t->offers[last];
-    t->offer_at[t->offers[at].stream] = at;
-    t->offer_at[stream] = NONE32;
+    struct receiver *in = &t->receivers[s->in];
+    uint32_t at = s->offer, last = in->first_offer + --in->n_offers;
+    t->offers.ready[at] = t->offers.ready[last];
+    t->offers.out[at] = t->offers.out[last];
+    t->offers.stream[at] = t->offers.stream[last];
+    t->lanes[t->offers.stream[at]].offer = at;
+    s->offer = NONE32;
 }
 
 /* The leg joins its stream's queue: all that it depends on is placed. */
 static void make_available(struct timetable *t, uint32_t leg)
 {
-    uint32_t stream = t->p->legs.at[leg].stream;
-    const struct plan_stream *s = &t->p->streams.at[stream];
-    t->queued[leg] = NONE32;
-    if (t->head[stream] == NONE32) {
-        t->head[stream] = leg;
-        offer_put(t, stream);
+    struct job *j = &t->jobs[leg];
+    struct lane *s = &t->lanes[j->stream];
+    j->queued = NONE32;
+    if (s->head == NONE32) {
+        s->head = leg;
+        offer_put(t, j->stream);
     } else {
-        t->queued[t->tail[stream]] = leg;
+        t->jobs[s->tail].queued = leg;
     }
-    t->tail[stream] = leg;
-    uint32_t in = port_of(s->to, s->tier);
-    heap_offer(t, in, later(t->in_free[in], t->ready[leg]));
+    s->tail = leg;
+    heap_offer(t, s->in, later(t->receivers[s->in].free, j->ready));
 }
 
 /* Earliest start of child edge c's leg, whose parent edge has just been placed: see plan_messages.c on why rounds are
@@ -300,21 +376,18 @@ static void place_children(struct timetable *t, uint32_t edge)
     struct plan *p = t->p;
     for (uint32_t c = t->child[edge]; c != NONE32; c = t->sibling[c]) {
         uint32_t leg = p->edges.at[c].leg;
-        t->ready[leg] = later(t->ready[leg], child_ready(p, &p->edges.at[edge], &p->edges.at[c]));
-        if (--t->waits[leg] == 0)
+        struct job *j = &t->jobs[leg];
+        j->ready = later(j->ready, child_ready(p, &p->edges.at[edge], &p->edges.at[c]));
+        if (--j->waits == 0)
             make_available(t, leg);
     }
 }
 
-static void place(struct timetable *t, uint32_t stream, uint64_t start)
+/* The leg goes to the end of its stream. */
+static void append(struct plan *p, uint32_t leg, uint64_t start)
 {
-    struct plan *p = t->p;
-    struct plan_stream *s = &p->streams.at[stream];
-    uint32_t leg = t->head[stream];
     struct plan_leg *l = &p->legs.at[leg];
-    uint32_t in = port_of(s->to, s->tier), out = port_of(s->from, s->tier);
-    uint64_t took = plan_time(p, s->tier, l->bytes);
-    t->head[stream] = t->queued[leg];
+    struct plan_stream *s = &p->streams.at[l->stream];
     l->start = start;
     l->base = s->bytes;
     s->bytes += l->bytes;
@@ -323,44 +396,60 @@ static void place(struct timetable *t, uint32_t stream, uint64_t start)
     else
         p->legs.at[s->last_leg].next = leg;
     s->last_leg = leg;
-    t->in_free[in] = start + took;
-    t->out_free[out] = start + took;
-    t->out_left[out] -= took;
-    t->in_left[in] -= took;
-    if (t->head[stream] == NONE32)
-        offer_drop(t, stream, in);
+}
+
+static void place(struct timetable *t, uint32_t stream, uint64_t start)
+{
+    struct plan *p = t->p;
+    struct lane *s = &t->lanes[stream];
+    uint32_t leg = s->head;
+    const struct plan_leg *l = &p->legs.at[leg];
+    struct sender *out = &t->senders[s->out];
+    struct receiver *in = &t->receivers[s->in];
+    uint64_t took = plan_time(p, p->streams.at[stream].tier, l->bytes);
+    append(p, leg, start);
+    out->free = in->free = start + took;
+    out->left -= took;
+    in->left -= took;
+    s->head = t->jobs[leg].queued;
+    if (s->head == NONE32)
+        offer_drop(t, s);
     else
         offer_put(t, stream);
-    for (uint32_t i = 0; i < l->n_edges; i++)
+    for (uint32_t i = 0; t->jobs[leg].feeds != 0 && i < l->n_edges; i++)
         place_children(t, p->leg_edges.at[l->first_edge + i]);
 }
 
-/* Of two legs that can start at once: what is relayed further, then the sender with most left. */
-static bool better(const struct timetable *t, const struct offer *a, const struct offer *b)
+/* What makes one offer better than another, as a number to be small: how much later than `now` it can start, then
+ * that it is relayed further, then what its sender has left. */
+static uint64_t offer_rank(const struct timetable *t, uint32_t offer, uint64_t now)
 {
-    if (a->feeds != b->feeds)
-        return a->feeds > b->feeds;
-    return t->out_left[a->out] > t->out_left[b->out];
+    uint32_t out = t->offers.out[offer];
+    const struct sender *s = &t->senders[out & ~FEEDS];
+    uint64_t wait = (later(later(now, s->free), t->offers.ready[offer]) - now) >> t->start_shift;
+    wait = wait < (1U << 30) ? wait : 1U << 30;
+    return wait << 33 | (uint64_t)((out & FEEDS) == 0) << 32 |
+           (UINT32_MAX - (s->left >> t->left_shift));
 }
 
 /* The stream to receive from next on the port and its earliest start; NONE32 where nothing is available. Looks
  * no further once it has seen a few that can start at once. */
 static uint32_t choose(const struct timetable *t, uint32_t port, uint64_t *ret_start)
 {
-    const struct offer *best = NULL;
-    uint64_t best_start = UINT64_MAX;
-    uint32_t at_once = 0;
-    for (uint32_t i = 0; i < t->port_offers[port] && at_once < CANDIDATES; i++) {
-        const struct offer *o = &t->offers[t->port_first[port] + i];
-        uint64_t start = later(later(t->in_free[port], t->out_free[o->out]), o->ready);
-        at_once += start == t->in_free[port];
-        if (start > best_start || (start == best_start && !better(t, o, best)))
-            continue;
-        best = o;
-        best_start = start;
+    const struct receiver *in = &t->receivers[port];
+    uint32_t best = NONE32, at_once = 0, end = in->first_offer + in->n_offers;
+    uint64_t best_rank = UINT64_MAX, now = in->free;
+    for (uint32_t i = in->first_offer; i < end && at_once < CANDIDATES; i++) {
+        uint64_t rank = offer_rank(t, i, now);
+        at_once += rank >> 33 == 0;
+        best = rank < best_rank ? i : best;
+        best_rank = rank < best_rank ? rank : best_rank;
     }
-    *ret_start = best_start;
-    return best == NULL ? NONE32 : best->stream;
+    if (best == NONE32)
+        return NONE32;
+    *ret_start =
+        later(later(now, t->senders[t->offers.out[best] & ~FEEDS].free), t->offers.ready[best]);
+    return t->offers.stream[best];
 }
 
 static uint32_t place_all(struct timetable *t)
@@ -381,7 +470,7 @@ static uint32_t place_all(struct timetable *t)
         }
         place(t, stream, start);
         placed++;
-        t->heap_key[port] = later(t->heap_key[port], t->in_free[port]);
+        t->heap_key[port] = later(t->heap_key[port], t->receivers[port].free);
         heap_down(t, t->heap_at[port]);
     }
     return placed;
@@ -393,37 +482,28 @@ static uint32_t place_all(struct timetable *t)
 
 static int timetable_init(struct timetable *t, struct plan *p)
 {
-    size_t n_edges = p->edges.n + 1, n_legs = p->legs.n + 1, n_streams = p->streams.n + 1;
+    size_t n_edges = p->edges.n + 1, n_streams = p->streams.n + 1;
     size_t n_ports = 2 * (size_t)p->topology->n_devices + 2;
     memset(t, 0, sizeof *t);
     t->p = p;
     t->child = mem_alloc(n_edges * sizeof *t->child);
     t->sibling = mem_alloc(n_edges * sizeof *t->sibling);
-    t->waits = mem_calloc(n_legs, sizeof *t->waits);
-    t->ready = mem_calloc(n_legs, sizeof *t->ready);
-    t->queued = mem_calloc(n_legs, sizeof *t->queued);
-    t->head = mem_alloc(n_streams * sizeof *t->head);
-    t->tail = mem_calloc(n_streams, sizeof *t->tail);
-    t->out_free = mem_calloc(n_ports, sizeof *t->out_free);
-    t->in_free = mem_calloc(n_ports, sizeof *t->in_free);
-    t->out_left = mem_calloc(n_ports, sizeof *t->out_left);
-    t->in_left = mem_calloc(n_ports, sizeof *t->in_left);
-    t->port_first = mem_calloc(n_ports + 1, sizeof *t->port_first);
-    t->port_offers = mem_calloc(n_ports, sizeof *t->port_offers);
-    t->offers = mem_calloc(n_streams, sizeof *t->offers);
-    t->offer_at = mem_alloc(n_streams * sizeof *t->offer_at);
+    t->jobs = mem_calloc(p->legs.n + 1, sizeof *t->jobs);
+    t->lanes = mem_calloc(n_streams, sizeof *t->lanes);
+    t->senders = mem_calloc(n_ports, sizeof *t->senders);
+    t->receivers = mem_calloc(n_ports, sizeof *t->receivers);
+    t->offers.ready = mem_alloc(n_streams * sizeof *t->offers.ready);
+    t->offers.out = mem_alloc(n_streams * sizeof *t->offers.out);
+    t->offers.stream = mem_alloc(n_streams * sizeof *t->offers.stream);
     t->heap = mem_calloc(n_ports, sizeof *t->heap);
     t->heap_at = mem_alloc(n_ports * sizeof *t->heap_at);
     t->heap_key = mem_calloc(n_ports, sizeof *t->heap_key);
-    if (t->child == NULL || t->sibling == NULL || t->waits == NULL || t->ready == NULL ||
-        t->queued == NULL || t->head == NULL || t->tail == NULL || t->out_free == NULL ||
-        t->in_free == NULL || t->out_left == NULL || t->in_left == NULL || t->port_first == NULL ||
-        t->port_offers == NULL || t->offers == NULL || t->offer_at == NULL || t->heap == NULL ||
+    if (t->child == NULL || t->sibling == NULL || t->jobs == NULL || t->lanes == NULL ||
+        t->senders == NULL || t->receivers == NULL || t->offers.ready == NULL ||
+        t->offers.out == NULL || t->offers.stream == NULL || t->heap == NULL ||
         t->heap_at == NULL || t->heap_key == NULL)
         return RS_ENOMEM;
     memset(t->child, 0xFF, n_edges * sizeof *t->child);
-    memset(t->head, 0xFF, n_streams * sizeof *t->head);
-    memset(t->offer_at, 0xFF, n_streams * sizeof *t->offer_at);
     memset(t->heap_at, 0xFF, n_ports * sizeof *t->heap_at);
     return 0;
 }
@@ -432,19 +512,13 @@ static void timetable_close(struct timetable *t)
 {
     mem_free(t->child);
     mem_free(t->sibling);
-    mem_free(t->waits);
-    mem_free(t->ready);
-    mem_free(t->queued);
-    mem_free(t->head);
-    mem_free(t->tail);
-    mem_free(t->out_free);
-    mem_free(t->in_free);
-    mem_free(t->out_left);
-    mem_free(t->port_first);
-    mem_free(t->port_offers);
-    mem_free(t->offers);
-    mem_free(t->offer_at);
-    mem_free(t->in_left);
+    mem_free(t->jobs);
+    mem_free(t->lanes);
+    mem_free(t->senders);
+    mem_free(t->receivers);
+    mem_free(t->offers.ready);
+    mem_free(t->offers.out);
+    mem_free(t->offers.stream);
     mem_free(t->heap);
     mem_free(t->heap_at);
     mem_free(t->heap_key);
@@ -459,30 +533,58 @@ static void link_edges(struct timetable *t)
             continue;
         t->sibling[i] = t->child[parent];
         t->child[parent] = i;
-        t->waits[p->edges.at[i].leg]++;
+        t->jobs[p->edges.at[i].leg].waits++;
+        t->jobs[p->edges.at[parent].leg].feeds = 1;
     }
 }
 
+/* Ports of streams, which are sorted by receiver: the offers of one port stand together. */
 static void link_ports(struct timetable *t)
 {
     struct plan *p = t->p;
-    for (uint32_t i = 0; i < p->streams.n; i++)
-        t->port_first[port_of(p->streams.at[i].to, p->streams.at[i].tier) + 1]++;
+    uint32_t n_ports = 2 * p->topology->n_devices, sum = 0;
+    for (uint32_t i = 0; i < p->streams.n; i++) {
+        const struct plan_stream *s = &p->streams.at[i];
+        t->lanes[i] = (struct lane){.head = NONE32,
+                                    .tail = NONE32,
+                                    .offer = NONE32,
+                                    .in = port_of(s->to, s->tier),
+                                    .out = port_of(s->from, s->tier)};
+        t->receivers[t->lanes[i].in].first_offer++;
+    }
+    for (uint32_t i = 0; i < n_ports; i++) {
+        uint32_t n = t->receivers[i].first_offer;
+        t->receivers[i].first_offer = sum;
+        sum += n;
+    }
+}
+
+static unsigned bits(uint64_t v)
+{
+    return v == 0 ? 0 : 64 - (unsigned)__builtin_clzll(v);
+}
+
+static void load_ports(struct timetable *t)
+{
+    struct plan *p = t->p;
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < p->legs.n; i++) {
+        const struct plan_leg *l = &p->legs.at[i];
+        uint64_t takes = plan_time(p, p->streams.at[l->stream].tier, l->bytes);
+        t->jobs[i].stream = l->stream;
+        t->receivers[t->lanes[l->stream].in].left += takes;
+        t->senders[t->lanes[l->stream].out].left += takes;
+    }
     for (uint32_t i = 0; i < 2 * p->topology->n_devices; i++)
-        t->port_first[i + 1] += t->port_first[i];
+        most = later(most, t->senders[i].left);
+    t->left_shift = bits(most) > 32 ? bits(most) - 32 : 0;
+    t->start_shift = bits(p->message_bytes / START_PART);
 }
 
 static void offer_first(struct timetable *t)
 {
-    struct plan *p = t->p;
-    for (uint32_t i = 0; i < p->legs.n; i++) {
-        const struct plan_leg *l = &p->legs.at[i];
-        const struct plan_stream *s = &p->streams.at[l->stream];
-        t->out_left[port_of(s->from, s->tier)] += plan_time(p, s->tier, l->bytes);
-        t->in_left[port_of(s->to, s->tier)] += plan_time(p, s->tier, l->bytes);
-    }
-    for (uint32_t i = 0; i < p->legs.n; i++)
-        if (t->waits[i] == 0)
+    for (uint32_t i = 0; i < t->p->legs.n; i++)
+        if (t->jobs[i].waits == 0)
             make_available(t, i);
 }
 
@@ -495,8 +597,7 @@ int plan_rounds(struct plan *p, struct err *e)
     if (r == 0) {
         link_edges(&t);
         link_ports(&t);
-    }
-    if (r == 0) {
+        load_ports(&t);
         offer_first(&t);
         rs_assert(place_all(&t) == p->legs.n);
     }

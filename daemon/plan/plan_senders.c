@@ -1,4 +1,4 @@
-/* Senders: for each run and each domain that needs it, a source holder or the ingest device of a domain
+/* Senders: for each batch and each domain that needs it, a source holder or the ingest device of a domain
  * already fed (relay).
  *
  * Each run must leave its holders once: those sends are given out for all runs first, to the least loaded
@@ -33,22 +33,22 @@ static uint32_t least_loaded(const struct plan *p, const struct set *s, const ui
     return best;
 }
 
-static const struct set *holders(const struct plan *p, uint32_t run)
+static const struct set *holders(const struct plan *p, const struct needs *n, uint32_t batch)
 {
-    return &p->sets.at[p->groups.at[p->runs.at[run].group].source];
+    return &p->sets.at[n->batches.at[batch].source];
 }
 
-static void send_from_source(struct plan *p, struct need *x, uint32_t device)
+static void send_from_source(struct plan *p, const struct needs *n, struct need *x, uint32_t device)
 {
     x->from = device;
-    p->egress[device] += p->runs.at[x->run].bytes;
+    p->egress[device] += n->batches.at[x->batch].bytes;
 }
 
 /* The need of the run to feed first. */
-static uint32_t first_fed(const struct needs *n, uint32_t run, const uint64_t *relaying)
+static uint32_t first_fed(const struct needs *n, uint32_t batch, const uint64_t *relaying)
 {
-    uint32_t begin = n->first_of_run[run], best = begin;
-    for (uint32_t i = begin + 1; i < n->first_of_run[run + 1]; i++) {
+    uint32_t begin = n->first_of_batch[batch], best = begin;
+    for (uint32_t i = begin + 1; i < n->first_of_batch[batch + 1]; i++) {
         const struct need *x = &n->v.at[i], *y = &n->v.at[best];
         if (x->staging)
             continue;
@@ -60,27 +60,50 @@ static uint32_t first_fed(const struct needs *n, uint32_t run, const uint64_t *r
 
 static void mandatory(struct plan *p, struct needs *n, uint64_t *relaying)
 {
-    for (uint32_t i = 0; i < p->runs.n; i++) {
-        uint32_t run = n->order[i];
-        uint32_t k = n->first_of_run[run + 1] - n->first_of_run[run];
+    for (uint32_t i = 0; i < n->batches.n; i++) {
+        uint32_t batch = n->order[i];
+        uint32_t k = n->first_of_batch[batch + 1] - n->first_of_batch[batch];
         if (k == 0)
             continue;
-        struct need *x = &n->v.at[first_fed(n, run, relaying)];
-        relaying[x->device] += p->runs.at[run].bytes * (k - 1);
-        send_from_source(p, x, least_loaded(p, holders(p, run), p->egress));
+        struct need *x = &n->v.at[first_fed(n, batch, relaying)];
+        relaying[x->device] += n->batches.at[batch].bytes * (k - 1);
+        send_from_source(p, n, x, least_loaded(p, holders(p, n, batch), p->egress));
     }
 }
 
-/* The least loaded of the run's holders and of the ingest devices that a holder feeds. */
-static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_t run,
+/* Batches are small where they are this part of the bound or less; nine tenths of all bytes must be in such. */
+enum { SMALL_PART = 128, SMALL_TENTHS = 9, RELAY_SHARE = 16 };
+
+/* What a relay sends at most of its own accord. Where batches are small, they are relayed by whom a holder feeds as long
+ * as that one is well below the bound: all of its go the same ways then, so devices have few peers and streams are
+ * long. With large ones it would cost time: who is fed last waits for the relay's whole fan-out. */
+static uint64_t relay_limit(const struct plan *p, const struct needs *n)
+{
+    uint64_t bound = p->totals.lower_bound, small = 0, all = 0;
+    for (uint32_t i = 0; i < n->batches.n; i++) {
+        uint64_t bytes = n->batches.at[i].bytes;
+        all += bytes;
+        small += bytes <= bound / SMALL_PART ? bytes : 0;
+    }
+    return small >= all / 10 * SMALL_TENTHS ? bound - bound / RELAY_SHARE : 0;
+}
+
+/* A relay within its limit, else the least loaded of the batch's holders and of the ingest devices that a holder feeds.
+ */
+static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_t batch,
                             uint32_t *ret_via)
 {
-    uint32_t best = least_loaded(p, holders(p, run), p->egress);
+    uint64_t bytes = n->batches.at[batch].bytes, limit = n->relay_limit;
+    uint32_t best = least_loaded(p, holders(p, n, batch), p->egress);
     *ret_via = NONE32;
-    for (uint32_t k = n->first_of_run[run]; k < n->first_of_run[run + 1]; k++) {
+    for (uint32_t k = n->first_of_batch[batch]; k < n->first_of_batch[batch + 1]; k++) {
         const struct need *y = &n->v.at[k];
         if (y->from == NONE32 || y->via != NONE32 || y->staging)
             continue;
+        if (p->egress[y->device] + bytes <= limit) {
+            *ret_via = k;
+            return y->device;
+        }
         if (p->egress[y->device] < p->egress[best]) {
             best = y->device;
             *ret_via = k;
@@ -90,10 +113,10 @@ static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_
 }
 
 /* Of a holder and the last domain of the chain, the less loaded. */
-static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32_t run,
+static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32_t batch,
                              uint32_t last, uint32_t *ret_via)
 {
-    uint32_t best = least_loaded(p, holders(p, run), p->egress);
+    uint32_t best = least_loaded(p, holders(p, n, batch), p->egress);
     *ret_via = NONE32;
     if (last != NONE32 && p->egress[n->v.at[last].device] < p->egress[best]) {
         best = n->v.at[last].device;
@@ -103,9 +126,9 @@ static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32
 }
 
 /* All but the mandatory send of a run: in the order of domains, round from the one that is fed first. */
-static void optional(struct plan *p, struct needs *n, uint32_t run, uint8_t most_hops)
+static void optional(struct plan *p, struct needs *n, uint32_t batch, uint8_t most_hops)
 {
-    uint32_t begin = n->first_of_run[run], k = n->first_of_run[run + 1] - begin, fed = 0;
+    uint32_t begin = n->first_of_batch[batch], k = n->first_of_batch[batch + 1] - begin, fed = 0;
     while (fed < k && n->v.at[begin + fed].from == NONE32)
         fed++;
     uint32_t last = NONE32;
@@ -113,11 +136,11 @@ static void optional(struct plan *p, struct needs *n, uint32_t run, uint8_t most
         uint32_t index = begin + (fed + i) % k, via = NONE32;
         struct need *x = &n->v.at[index];
         if (i > 0 && !p->options.relay)
-            send_from_source(p, x, least_loaded(p, holders(p, run), p->egress));
+            send_from_source(p, n, x, least_loaded(p, holders(p, n, batch), p->egress));
         else if (i > 0 && p->chains)
-            send_from_source(p, x, chain_sender(p, n, run, last, &via));
+            send_from_source(p, n, x, chain_sender(p, n, batch, last, &via));
         else if (i > 0)
-            send_from_source(p, x, star_sender(p, n, run, &via));
+            send_from_source(p, n, x, star_sender(p, n, batch, &via));
         x->via = via;
         x->hops = (uint8_t)(via == NONE32 ? 1 : n->v.at[via].hops + 1);
         if (!x->staging)
@@ -147,7 +170,7 @@ static void hand_over(struct plan *p, struct needs *n, uint32_t *children, uint3
                       uint32_t to, uint32_t via)
 {
     struct need *x = &n->v.at[need];
-    uint64_t bytes = p->runs.at[x->run].bytes;
+    uint64_t bytes = n->batches.at[x->batch].bytes;
     p->egress[x->from] -= bytes;
     p->egress[to] += bytes;
     if (x->via != NONE32)
@@ -164,16 +187,16 @@ static void hand_over(struct plan *p, struct needs *n, uint32_t *children, uint3
 static bool even_out(struct plan *p, struct needs *n, uint32_t *children, uint32_t need)
 {
     const struct need *x = &n->v.at[need];
-    uint32_t via = NONE32, to = least_loaded(p, holders(p, x->run), p->egress);
-    for (uint32_t k = n->first_of_run[x->run];
-         p->options.relay && children[need] == 0 && k < n->first_of_run[x->run + 1]; k++) {
+    uint32_t via = NONE32, to = least_loaded(p, holders(p, n, x->batch), p->egress);
+    for (uint32_t k = n->first_of_batch[x->batch];
+         p->options.relay && children[need] == 0 && k < n->first_of_batch[x->batch + 1]; k++) {
         const struct need *y = &n->v.at[k];
         if (k == need || y->via != NONE32 || y->staging || p->egress[y->device] >= p->egress[to])
             continue;
         to = y->device;
         via = k;
     }
-    if (p->egress[to] + p->runs.at[x->run].bytes >= p->egress[x->from])
+    if (p->egress[to] + n->batches.at[x->batch].bytes >= p->egress[x->from])
         return false;
     hand_over(p, n, children, need, to, via);
     return true;
@@ -205,8 +228,9 @@ int plan_senders(struct plan *p, struct needs *n)
     if (relaying == NULL)
         return RS_ENOMEM;
     uint8_t most_hops = chain_hops(p);
+    n->relay_limit = relay_limit(p, n);
     mandatory(p, n, relaying);
-    for (uint32_t i = 0; i < p->runs.n; i++)
+    for (uint32_t i = 0; i < n->batches.n; i++)
         optional(p, n, n->order[i], most_hops);
     mem_free(relaying);
     return even_senders(p, n);
