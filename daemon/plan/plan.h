@@ -6,7 +6,7 @@
  * thread. It keeps runs, not transfers: transfers, chunks and messages are derived while they are
  * read.
  *
- * Words: DESIGN.md section 2. `tensor` is always an index into the source layout's tensors. */
+ * Words: planner.h. `tensor` is always an index into the source layout's tensors. */
 #ifndef RS_PLAN_PLAN_H
 #define RS_PLAN_PLAN_H
 
@@ -69,7 +69,7 @@ struct plan_end {
     uint32_t rank;
 };
 
-/* One cell from one device to another (DESIGN.md section 2). */
+/* One cell from one device to another (planner.h). */
 struct plan_transfer {
     uint64_t id;   /* 0 … n_transfers-1 in the order of the stream */
     uint64_t cell; /* global number of the cell; transfers of one cell share it */
@@ -96,17 +96,17 @@ struct plan_totals {
     uint64_t logical_bytes;     /* global sizes of those tensors, in wire dtype, once */
     uint64_t destination_bytes; /* what all destination ranks receive */
     uint64_t network_bytes;
-    uint64_t
-        network_bytes_minimum; /* sum over domains of the unique bytes needed and not held there */
+    /* sum over domains of the unique bytes needed and not held there */
+    uint64_t network_bytes_minimum;
     uint64_t domain_bytes;
     uint64_t device_bytes;
-    /* What gather-broadcast would cost for the same tensors (DESIGN.md section 4). */
+    /* What gather-broadcast would cost for the same tensors (planner.h). */
     uint64_t gather_bytes, broadcast_bytes, gather_broadcast_network_bytes;
     /* The busiest device (network tier; where nothing crosses it, the domain tier). */
     uint32_t busiest_device;
     bool busiest_egress;
     uint64_t busiest_bytes;
-    uint64_t lower_bound; /* of the busiest device, DESIGN.md section 4 */
+    uint64_t lower_bound; /* of the busiest device (planner.h) */
     uint32_t n_rounds;
     uint32_t max_relay_depth;
     uint8_t digest[16];

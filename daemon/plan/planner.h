@@ -1,11 +1,54 @@
-/* Makes plans. Pure: the same input gives the same bytes on every daemon. DESIGN.md section 4.
+/* Makes plans. Pure: the same input gives the same bytes on every daemon; no clock, no I/O, nothing
+ * random. Plan digests are compared before any byte moves.
  *
- * How (each step a file of its own):
- *   class   tensors whose shapes, meshes and placements cut the same way share one geometry
- *   cells   merge the interval lists of both sides per tensor dim
- *   ingest  each domain on its own: which destination device takes each run in
- *   senders which source holder, or which fed domain's ingest rank (relay), sends each run
- *   rounds  a globally numbered round for each chunk of each pair's stream */
+ * Words
+ *   cell         part of a tensor with one set of holders and one set of takers, in one wire dtype
+ *   transfer     one cell (or a piece of it) from one device to another
+ *   tier         network: between domains; domain: inside one; device: on one device
+ *   ingest rank  the one destination device through which a cell enters a domain
+ *   relay        a transfer whose sender is an ingest rank of another destination domain
+ *   staging      memory of a device that takes a cell in for others and does not need it itself
+ *
+ * Rules of the strategy `reshard`
+ *   1. A tensor is cut at every source and destination boundary into cells. Different wire dtypes
+ *      are different cells: a cast is done once, by the sender, and relays pass on what was cast.
+ *   2. A domain that holds a cell takes nothing in. Any other takes in each cell that it needs by
+ *      exactly one network transfer, so network bytes = unique bytes needed and not held, by
+ *      construction. Cells are split where that balances ingest.
+ *   3. The sender is the least loaded among the source's holders and the relays.
+ *   4. Inside the domain the ingest rank hands the cell on to its other takers.
+ *   5. Messages lie in globally numbered rounds; what a transfer depends on lies in an earlier one.
+ *      A round is an order, not a barrier (program.h says why it can't deadlock).
+ * `direct` sends each taker its intersections separately. `gather-broadcast` gathers each tensor
+ * once, on the source device that holds most of it (ties: the lowest), and broadcasts it whole to
+ * every destination device in a chunked chain that enters each domain once.
+ *
+ * The lower bound of the busiest device is the greatest of: for each domain, the bytes that it is
+ * missing over its destination devices; for each set of source devices that alone holds some needed
+ * cells, those cells' bytes over the devices of the set.
+ *
+ * Files, in reading order
+ *   plan_spec.c            how one side cuts and places tensors: leaf boxes and their ranks
+ *   plan_class.c           tensors that are cut alike share one geometry
+ *   plan_overlay.c         cells where a side has explicit regions
+ *   plan_cells.c           geometry of cells, by formula from the cuts
+ *   plan_runs.c            how much there is to move, the lower bound, units of assignment
+ *   plan_ingest.c          which destination device takes each run into its domain
+ *   plan_senders.c         which source holder, or relay, sends it
+ *   plan_edges.c           what crosses from one site to another, parents before children
+ *   plan_broadcast.c       gather-broadcast instead of the three before
+ *   plan_rounds.c          the timetable: streams, legs and when each starts
+ *   plan_messages.c        a leg's messages, by formula; their rounds
+ *   plan_hops.c            what a run's cells do, hop by hop
+ *   planner.c              plan_make: the steps above, in order
+ *   plan_totals.c          bytes by tier and device; numbers of transfers
+ *   plan_transfers.c       the stream of transfers (plan_transfers)
+ *   plan_cost.c            predicted time
+ *   plan_check.c, plan_check_messages.c   the proof, from input and streams alone (plan_check.h)
+ *   plan_program.c, program.c             one node's part, written and read (program.h)
+ *   plan_digest.c, plan_cache.c           digests of plan and input; plans by their input
+ *   plan.c, plan_sort.c                   the plan's own life; stable sorts
+ * plan_private.h has what they share. */
 #ifndef RS_PLAN_PLANNER_H
 #define RS_PLAN_PLANNER_H
 
