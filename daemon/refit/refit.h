@@ -85,12 +85,13 @@ struct refit_config {
     uint32_t prepare_timeout_ms;  /* from an attempt's begin to its START: 60000 */
     uint32_t transfer_timeout_ms; /* START to STAGED: 600000 */
     uint32_t accept_timeout_ms;   /* STAGED to COMMITTED: 60000 */
-    uint32_t
-        quiesce_timeout_ms; /* ABORTING to all QUIESCED; then the silent node is expelled: 5000 */
-    uint32_t max_versions;  /* ended versions kept in memory, 4096 */
-    uint32_t max_workers;   /* 65536 */
+    /* ABORTING to all QUIESCED, then the silent node is expelled: 5000 */
+    uint32_t quiesce_timeout_ms;
+    uint32_t max_versions; /* ended versions kept in memory, 4096 */
+    uint32_t max_workers;  /* 65536 */
 };
-/* The values above. */
+/* The values above, the decider's own. The daemon sets all times, max_versions and max_workers from
+ * its settings, whose defaults may differ (config/reshardd.conf). */
 void refit_config_default(struct refit_config *ret);
 
 struct refit_bytes {
@@ -320,11 +321,10 @@ struct refit_event {
             uint32_t rank;
             enum refit_receive receive;
             bool accept_automatically;
-            uint64_t live,
-                shadow; /* versions that its memory holds, verified by fingerprint; 0: none */
-        } attached;     /* replied: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout,
-                           RS_EINVAL,     RS_EEXHAUSTED; values: version = committed, attempt = held,
-                           value     = applied */
+            uint64_t live, shadow; /* versions that its memory holds, verified; 0: none */
+            /* replied: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout, RS_EINVAL,
+             * RS_EEXHAUSTED; values: version = committed, attempt = held, value = applied */
+        } attached;
         struct {
             uint64_t worker;
             bool for_good; /* it said goodbye, or an operator evicted it: nobody waits for it any
@@ -334,9 +334,9 @@ struct refit_event {
         struct {
             uint64_t worker;
             uint64_t version;
-            uint64_t
-                publication; /* names the content: the same content, the same number; 0: unknown */
-        } published;         /* replied: value = publication */
+            /* names the content: the same content, the same number; 0: unknown */
+            uint64_t publication;
+        } published; /* replied: value = publication */
         struct {
             uint64_t worker;
             uint64_t version;
@@ -369,8 +369,8 @@ struct refit_event {
             int code; /* 0, or why there is no plan */
             const char *text;
             const uint8_t *digest; /* 16 bytes, where code is 0 */
-            struct refit_bytes
-                totals; /* total, network_minimum, network, domain, device as planned */
+            /* total, network_minimum, network, domain, device as planned */
+            struct refit_bytes totals;
             const char *strategy;
         } planned;
         struct { /* PREPARED, PROGRESS, STAGED, FAILED, QUIESCED, NODE_UP, NODE_LOST */
@@ -381,8 +381,8 @@ struct refit_event {
             uint64_t worker;    /* FAILED: whose fault, where it is one destination worker's; 0: not
                                    known */
             uint64_t committed; /* NODE_UP: newest committed version that it knows of; 0: none */
-            struct refit_bytes
-                bytes; /* PROGRESS and STAGED: landed, network, domain, device, skipped */
+            /* PROGRESS and STAGED: landed, network, domain, device, skipped */
+            struct refit_bytes bytes;
             uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
                 verified_ns; /* monotonic, 0: not yet */
         } node;

@@ -47,8 +47,8 @@ struct rpc_method {
      * rpc_call_finish. */
     void (*on_open)(struct rpc_call *call);
     void (*on_message)(struct rpc_call *call, const void *data, size_t n_bytes); /* borrowed */
-    void (*on_half_close)(struct rpc_call *call);      /* no more messages; unary without one: not
-                                                          called,      the call ends with RS_EINVAL */
+    /* No more messages. A unary call without one: not called, the call ends with RS_EINVAL. */
+    void (*on_half_close)(struct rpc_call *call);
     void (*on_end)(struct rpc_call *call, int reason); /* 0, RS_ECANCELED, RS_EDEADLINE, RS_EPEER */
 };
 
@@ -78,8 +78,8 @@ void rpc_call_finish_details(struct rpc_call *call, int code, const char *text, 
                              size_t n_bytes);
 
 struct rpc_server_options {
-    const char
-        *unix_path; /* NULL: none. At most 107 bytes; the lock file beside it is "<path>.lock" */
+    /* NULL: none. At most 107 bytes; the lock file beside it is "<path>.lock" */
+    const char *unix_path;
     uint32_t unix_mode;      /* of the socket file, 0660 */
     const char *tcp_address; /* "127.0.0.1:7070"; NULL: none. Anything but loopback without TLS is
                                 refused */
@@ -88,8 +88,8 @@ struct rpc_server_options {
     uint32_t keepalive_timeout_ms; /* 2000 */
     uint32_t max_queued_messages;  /* per call, to a peer that does not read, 1024 */
     uint32_t max_queued_bytes;     /* per call, 16 MiB */
-    const void
-        *descriptor_set; /* serialised FileDescriptorSet for reflection; NULL: no reflection */
+    /* serialised FileDescriptorSet for reflection; NULL: no reflection */
+    const void *descriptor_set;
     size_t descriptor_set_bytes;
     /* Resolves a token; false: the call goes on as RPC_ANONYMOUS. Loop thread. */
     bool (*identify)(void *context, const char *token, struct rpc_identity *ret);

@@ -21,8 +21,8 @@ struct wire_field {
     uint32_t number;
     enum wire_type type;
     uint64_t value; /* of WIRE_VARINT */
-    const uint8_t
-        *data; /* the payload's bytes: of WIRE_BYTES after the length, else as they stand */
+    /* the payload's bytes: of WIRE_BYTES after the length, else as they stand */
+    const uint8_t *data;
     size_t n_bytes;
 };
 

@@ -121,8 +121,8 @@ struct op_submit {
     const char *model;
     uint64_t version;
     const char *request_id;
-    const void *
-        options; /* packed RefitOptions: kept, digested, and read again by options.h when planning */
+    /* packed RefitOptions: kept, digested, and read again by options.h when planning */
+    const void *options;
     size_t n_options_bytes;
     enum refit_release_at release_at;
     const struct refit_policy *policies;

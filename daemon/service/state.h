@@ -46,12 +46,12 @@ struct service {
     bool node_up;
     uint64_t next_cookie;
     struct queue waiters; /* struct waiter */
-    struct model
-        *device_user[CONFIG_MAX_DEVICES]; /* whose refit moves bytes there; NULL: nobody's */
-    uint64_t random;                      /* state of the jitter's sequence */
-    uint32_t n_jobs;                      /* on libuv's threads */
-    uint32_t n_writes;                    /* at the ledger */
-    unsigned n_handles;                   /* of ours, open or closing */
+    /* whose refit moves bytes there; NULL: nobody's */
+    struct model *device_user[CONFIG_MAX_DEVICES];
+    uint64_t random;    /* state of the jitter's sequence */
+    uint32_t n_jobs;    /* on libuv's threads */
+    uint32_t n_writes;  /* at the ledger */
+    unsigned n_handles; /* of ours, open or closing */
     bool stopping, stop_finished;
     void (*stopped)(void *arg);
     void *stopped_arg;
@@ -64,8 +64,8 @@ struct publication {
     uint32_t refs;
     uint64_t version;
     uint64_t id;
-    uint64_t *
-        fingerprints; /* per tensor of the source layout, this rank's shards; NULL: verification is off */
+    /* per tensor of the source layout, this rank's shards; NULL: verification is off */
+    uint64_t *fingerprints;
     uint32_t n_tensors;
     struct expected_fingerprint {
         uint32_t tensor;
@@ -119,8 +119,8 @@ struct lease {
     uint64_t publish_version;
     uint64_t publish_cookie;
     struct publication *publishing, *published;
-    uint64_t *
-        sums; /* per tensor of its layout: what receiving memory held when `sums_version` was staged */
+    /* per tensor of its layout: what receiving memory held when `sums_version` was staged */
+    uint64_t *sums;
     uint64_t sums_version;
     uint64_t apply_version;
     char end_reason[256];
@@ -155,9 +155,9 @@ struct model {
     uv_timer_t deadline;
     uv_timer_t retry; /* after RS_ENOMEM */
     struct run run;
-    struct plan_entry
-        *last_plan;     /* of the newest attempt that was planned: what Publish fingerprints by */
-    struct queue polls; /* struct poll: long polls and watchers of committed versions */
+    /* of the newest attempt that was planned: what Publish fingerprints by */
+    struct plan_entry *last_plan;
+    struct queue polls;      /* struct poll: long polls and watchers of committed versions */
     struct queue watchers;   /* struct watcher: of refits */
     struct held_store *held; /* fingerprints of committed versions, for workers that attach again */
     void *fingerprints;      /* of the attempt in flight, for the ledger's row; owned */

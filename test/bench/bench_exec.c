@@ -6,14 +6,18 @@
  * planner's, memory is in memfds as workers have it. Of several rounds, in which a refit and what
  * it is held against take turns, the one with the best time of each counts.
  *
- *   memory_bound         Qwen3-0.6B's shapes, TP4 → TP2×DP2, all in one domain: the landed bytes
- * copied with non-temporal stores by as many threads as there are cores; with fingerprints plus one
- * read pass over the landed bytes overlap              one layout over the network, one inside the
- * domain, at once: the longer of the two alone vs_gather_broadcast, vs_direct   sources in two
- * domains, rates set: what the busiest devices' bytes say wire_ratio           payload received
- * over the network, by the transport's counters: unique bytes that the domains need and do not hold
- *   tcp_loopback         the network's part over TCP: raw TCP of the same bytes, as many connections
- */
+ *   memory_bound         Qwen3-0.6B's shapes, TP4 → TP2×DP2, all in one domain, against the landed
+ *                        bytes copied with non-temporal stores by as many threads as there are
+ *                        cores; with fingerprints plus one read pass over the landed bytes
+ *   overlap              one layout over the network and one inside the domain, at once, against
+ *                        the longer of the two alone
+ *   vs_gather_broadcast, vs_direct
+ *                        sources in two domains, rates set: against what the busiest devices'
+ *                        bytes say
+ *   wire_ratio           payload received over the network, by the transport's counters, over the
+ *                        unique bytes that the domains need and do not hold
+ *   tcp_loopback         the network's part over TCP, against raw TCP of the same bytes over as
+ *                        many connections */
 #include <arpa/inet.h>
 #include <math.h>
 #include <netinet/in.h>

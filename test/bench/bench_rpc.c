@@ -20,8 +20,7 @@
 #define WATCH   "/bench.v1.Echo/Watch"
 #define N_BYTES 32 /* about a GetCommitted reply */
 
-/* --- ours
- * ----------------------------------------------------------------------------------------- */
+/* --- ours ------------------------------------------------------------------------------------- */
 
 static void echo(struct rpc_call *call, const void *data, size_t n_bytes)
 {
@@ -50,8 +49,7 @@ static void serve_ours(const char *path, const char *method, int ready)
     _exit(0);
 }
 
-/* --- measuring
- * --------------------------------------------------------------------------------------- */
+/* --- measuring -------------------------------------------------------------------------------- */
 
 static const char request[N_BYTES];
 

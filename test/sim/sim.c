@@ -2,8 +2,8 @@
  *
  *   sim [--seeds N] [--first F]      N worlds from seed F (600, 1)
  *   sim --seed S [--crash-at K] [--trace]
- *   sim --crash-everywhere N         for each of N seeds (20): the coordinator dies at each event in
- * turn */
+ *   sim --crash-everywhere N         for each of N seeds (20): the coordinator dies at each event
+ *                                    in turn */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -10,8 +10,7 @@
 #include "kernels/kernels_dtype.h"
 #include "kernels/kernels_run.h"
 
-/* --- the target types, from their definitions
- * ----------------------------------------------------- */
+/* --- the target types, from their definitions ------------------------------------------------- */
 
 /* Value of a small float's bits without sign: IEEE rules, no infinity or NaN among them. */
 static double small_float(uint32_t bits, int fraction_bits, int bias)
@@ -63,8 +62,7 @@ static float float_of(uint32_t bits)
     return f;
 }
 
-/* --- running the kernels
- * --------------------------------------------------------------------------- */
+/* --- running the kernels ---------------------------------------------------------------------- */
 
 static void cast_all(const void *from, void *to, uint64_t n, uint8_t from_dtype, uint8_t to_dtype,
                      const struct kernel_runs *runs)

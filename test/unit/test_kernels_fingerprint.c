@@ -322,8 +322,7 @@ START_TEST(structured_faults_of_structured_contents_change_it)
 }
 END_TEST
 
-/* --- the weights
- * ----------------------------------------------------------------------------------- */
+/* --- the weights ------------------------------------------------------------------------------ */
 
 /* The mixer undone, step by step. */
 static uint32_t inverse(uint32_t odd)

@@ -639,8 +639,7 @@ START_TEST(a_decoder_refuses_counts_and_numbers_out_of_range_before_it_spends_me
 }
 END_TEST
 
-/* --- size, and memory that is out
- * ----------------------------------------------------------------- */
+/* --- size, and memory that is out ------------------------------------------------------------- */
 
 /* 70,000 tensors of 64 elements, bound in pairs that interlace by columns: fused experts. */
 START_TEST(seventy_thousand_fused_pieces_are_checked_in_well_under_a_second)
