@@ -3,8 +3,9 @@
  * A trainer worker: connect → segment (its weights live there) → layout → attach (source) → after
  * each update publish; one of the workers submits, all wait for RESHARD_UNTIL_RELEASED before they
  * write their weights again. An inference worker: the same up to attach (destination), then takes
- * events: ready_requested → pause → reshard_ready (in_place); accept_requested → reshard_accept
- * (unless automatic); committed → reshard_apply at its own boundary (staged).
+ * events: ready_requested → pause → reshard_ready (in_place); accept_requested → reshard_accept or
+ * reshard_reject (both kinds, unless accept_automatically); committed → reshard_apply at its own
+ * boundary (staged), or go on (in_place). The README shows both loops.
  *
  * Calls block. Every one has a deadline: `timeout_ms` counts from the call; 0 means
  * RESHARD_TIMEOUT_DEFAULT_MS. A function that can fail returns 0 or a negative RESHARD_E… code; its
@@ -111,8 +112,9 @@ RESHARD_API int reshard_segment_new(struct reshard_client *client, uint64_t byte
                                     struct reshard_error *e);
 
 /* Hands over a memfd that the caller already has: fd stays the caller's (it is duplicated), is
- * mapped here once more, and must be sealed with F_SEAL_SHRINK, be at least `bytes` long with all
- * pages allocated (fallocate). RESHARD_EINVAL says which of these it is not. */
+ * mapped here once more, and must be sealed with F_SEAL_SHRINK and at least `bytes` long;
+ * RESHARD_EINVAL says which of these it is not. Pages that it lacks are allocated by the daemon
+ * (RESHARD_EEXHAUSTED), so fallocate it first, under your own limits. */
 RESHARD_API int reshard_segment_adopt(struct reshard_client *client, int fd, uint64_t bytes,
                                       uint32_t timeout_ms, struct reshard_segment **ret_segment,
                                       struct reshard_error *e);
@@ -129,7 +131,7 @@ RESHARD_API int reshard_segment_free(struct reshard_segment *segment, uint32_t t
 
 /* ---- layouts ---- */
 
-/* One side's description of a model (JSON, see the README). Immutable. */
+/* One side's description of a model (JSON: config/FORMATS.md). Immutable. */
 struct reshard_layout;
 
 /* An axis-aligned part of a tensor, in elements. */
@@ -176,8 +178,11 @@ RESHARD_API uint64_t reshard_layout_rank_bytes(const struct reshard_layout *layo
 /* A strided piece of memory that holds a box of a tensor. The pieces of a worker tile its shards
  * exactly; no byte belongs to two elements (sources may alias tied tensors). A logical tensor
  * inside a fused one is one piece whose offset points at its first element and whose strides are
- * the fused tensor's: q of [q; k; v] rows of `h` bf16 elements:  offset 0,                stride
- * {2h, 2} k of it:                                   offset q_rows · 2h,      stride {2h, 2} */
+ * the fused tensor's. Of a fused [q; k; v] with rows of `h` bf16 elements:
+ *
+ *   q   offset_bytes 0                        stride_bytes {2h, 2}
+ *   k   offset_bytes q_rows · 2h              stride_bytes {2h, 2}
+ *   v   offset_bytes (q_rows + k_rows) · 2h   stride_bytes {2h, 2} */
 struct reshard_piece {
     const char *tensor; /* borrowed during the call */
     struct reshard_segment *segment;
@@ -220,6 +225,7 @@ struct reshard_attach {
     uint32_t rank;
     uint32_t device; /* the node's local device number */
     enum reshard_receive receive;
+    /* false: each ACCEPT_REQUESTED waits for reshard_accept or reshard_reject */
     bool accept_automatically;
     const struct reshard_piece *live; /* copied during the call; the segments must stay */
     size_t n_live;
@@ -257,7 +263,7 @@ RESHARD_API void reshard_worker_info(struct reshard_worker *worker,
 enum reshard_event_type {
     RESHARD_EVENT_PUBLISH_REQUESTED = 1, /* source: a submitted version waits for your publish */
     RESHARD_EVENT_READY_REQUESTED,       /* in_place: pause, then reshard_ready */
-    RESHARD_EVENT_ACCEPT_REQUESTED,      /* staged and verified: accept or reject */
+    RESHARD_EVENT_ACCEPT_REQUESTED,      /* received and verified: accept or reject; both kinds */
     RESHARD_EVENT_COMMITTED,             /* the newest committed version is this one */
     RESHARD_EVENT_ABORTED,               /* this attempt ended; reason says why */
     RESHARD_EVENT_SOURCE_RELEASED,       /* source: you may write your memory again */
@@ -301,7 +307,8 @@ RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
 /* in_place: "my engine is paused, the daemon may write my memory for this version". */
 RESHARD_API int reshard_ready(struct reshard_worker *worker, uint64_t version, uint32_t timeout_ms,
                               struct reshard_error *e);
-/* The verdict on a staged version. attempt as in the ACCEPT_REQUESTED event. */
+/* The verdict on a version that was received and verified (both kinds). attempt as in the
+ * ACCEPT_REQUESTED event. */
 RESHARD_API int reshard_accept(struct reshard_worker *worker, uint64_t version, uint64_t attempt,
                                uint32_t timeout_ms, struct reshard_error *e);
 RESHARD_API int reshard_reject(struct reshard_worker *worker, uint64_t version, uint64_t attempt,

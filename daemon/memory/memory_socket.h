@@ -13,8 +13,14 @@
  *   SEGMENT_DROP {request, segment}  →
  *                                    ←    SEGMENT_REPLY {request, code, segment, text}, once unmapped
  *
- * The token goes as metadata "reshard-token" with every gRPC call on the Unix socket. Segment ids
- * are the daemon's, unique within its incarnation; Attach refers to them. */
+ * The token goes as metadata "reshard-token" with gRPC calls on the Unix socket; the head of
+ * reshard.proto says which calls need none. Segment ids are the daemon's, unique within its
+ * incarnation; Attach refers to them.
+ *
+ * A descriptor must be of memfd_create(…, MFD_ALLOW_SEALING), at least `bytes` long and sealed with
+ * F_SEAL_SHRINK: what may shrink could be cut off under the daemon's mapping. Allocate its pages
+ * first (fallocate); the daemon allocates those that are missing, or refuses where it can't. Seal it
+ * against neither writing nor growing: `writable` must be true for memory that is received into. */
 #ifndef RS_MEMORY_MEMORY_SOCKET_H
 #define RS_MEMORY_MEMORY_SOCKET_H
 
