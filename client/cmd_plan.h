@@ -18,7 +18,7 @@ struct plan_run {
     double predicted_s; /* 0: the topology has no rates */
 };
 
-/* JSON of DESIGN.md section 3, streamed to stdout; without transfers where summary_only. */
+/* The plan's JSON (config/FORMATS.md), streamed to stdout; without transfers where summary_only. */
 int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e);
 /* A table for people; without the devices where summary_only. */
 int cmd_plan_text(const struct plan_run *run, bool summary_only, struct err *e);

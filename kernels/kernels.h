@@ -4,7 +4,7 @@
  * the same on a GPU and are bit-identical. No allocation, no clock, no hidden synchronisation. Base
  * addresses are of the device's address space. Thread: any.
  *
- * Fingerprint (DESIGN.md section 6): a sum mod 2^64 over elements of (bits of the element, global
+ * Fingerprint: a sum mod 2^64 over elements of (bits of the element, global
  * coordinates), so it may be taken per box, in any order, and added up. The exact function is
  * written in kernels/fingerprint.h, which a client in another language can work from. */
 #ifndef RS_KERNELS_KERNELS_H
@@ -27,8 +27,8 @@ struct kernel_view {
  * and abort. With n_targets 0 it reads only. */
 struct kernel_copy {
     uint64_t size[KERNEL_MAX_DIMS]; /* the box */
-    uint64_t
-        offset[KERNEL_MAX_DIMS]; /* global coordinates of its first element: for the fingerprint */
+    /* global coordinates of its first element: for the fingerprint */
+    uint64_t offset[KERNEL_MAX_DIMS];
     struct kernel_view from;
     struct kernel_view to[KERNEL_MAX_TARGETS];
     uint64_t *fingerprint; /* added to (atomically, relaxed), in the written dtype; NULL: none */

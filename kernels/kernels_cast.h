@@ -1,7 +1,7 @@
 /* Branch-free casts that compilers turn into vector code; and the loops over them, which each
  * kernels_run_*.c instantiates with its own target attribute.
  *
- * Rounding to nearest even, infinity kept (float8 saturates), NaN canonical (DESIGN.md section 3).
+ * Rounding to nearest even, infinity kept (float8 saturates), NaN canonical (config/FORMATS.md, `cast`).
  * Subnormal results are rounded by one float addition to a number whose last place is the result's:
  * this needs the default rounding mode, and is right with denormals-are-zero set, too. */
 #ifndef RS_KERNELS_KERNELS_CAST_H

@@ -1,9 +1,8 @@
 /* A device: memory, streams, events, copies, fingerprints. Asynchronous everywhere.
  *
- * Two implementations behind one vtable: device_host.c (shared memory, streams that are threads)
- * and device_cuda.c. Work is enqueued on a stream and runs in order; different streams run at the
- * same time unless an event says otherwise. Enqueueing never blocks on the work; it copies what it
- * is given. Callbacks run on a thread of the device and may only touch what they carry and post to
+ * A vtable with one implementation so far: device_host.c (shared memory, streams that are threads).
+ * Work is enqueued on a stream and runs in order; different streams run at the same time unless an
+ * event says otherwise. Enqueueing never blocks on the work; it copies what it is given. Callbacks run on a thread of the device and may only touch what they carry and post to
  * a mailbox.
  *
  * Errors are sticky: after one, device_error gives it, later work is skipped, and completions still
@@ -37,7 +36,7 @@ int device_host_open(uint32_t local, const struct device_host_options *options, 
                      struct err *e);
 /* All streams must be freed first. NULL is fine. */
 void device_close(struct device *d);
-const char *device_kind(const struct device *d); /* "host", "cuda" */
+const char *device_kind(const struct device *d); /* "host" */
 uint32_t device_local(const struct device *d);
 
 /* Memory of the device itself (staging ring, scratch), aligned to 4096. RS_EEXHAUSTED names the

@@ -2,7 +2,7 @@
  *
  * Pure: no clock, no I/O. A layout is immutable once layout_check has passed. layout.c, dtype.c and
  * box.c need libc alone (the data plane uses them); JSON and the digest stand in files of their
- * own. Rules: DESIGN.md section 3. Thread: any, for reading. */
+ * own. Rules: config/FORMATS.md. Thread: any, for reading. */
 #ifndef RS_LAYOUT_LAYOUT_H
 #define RS_LAYOUT_LAYOUT_H
 
@@ -82,7 +82,7 @@ struct layout {
 struct layout *layout_new(void);
 void layout_free(struct layout *l);
 
-/* Proves every rule of DESIGN.md section 3 that needs one side only, and brings the layout into
+/* Proves every rule of config/FORMATS.md that needs one side only, and brings the layout into
  * canonical form (tensors sorted by name, instances filled in). RS_EINVAL, text names tensor and
  * cause and remedy: "tensor 'w': placement Shard(3) of mesh dim 'tp': the tensor has 3 dims; use 0
  * … 2". */
@@ -116,8 +116,7 @@ int64_t layout_find(const struct layout *l, const char *name);
 uint32_t layout_shards(const struct layout *l, uint32_t t, uint32_t rank, struct box *ret_boxes,
                        uint32_t capacity);
 /* As layout_shards for mesh tensors, empty pieces included: true and the box where rank is in the
- * mesh. An empty piece has size 0 and offset = the global length of the dim that ran out (CASES
- * A01). */
+ * mesh. An empty piece has size 0 and offset = the global length of the dim that ran out. */
 bool layout_mesh_shard(const struct layout *l, uint32_t t, uint32_t rank, struct box *ret_box);
 
 /* As layout_mesh_shard, by the position in the mesh's ranks (t must be a mesh tensor). */

@@ -1,4 +1,4 @@
-/* Layouts as JSON: what people write and what the command line reads. DESIGN.md section 3. */
+/* Layouts as JSON: what people write and what the command line reads. The format: config/FORMATS.md. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>

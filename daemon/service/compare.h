@@ -1,4 +1,4 @@
-/* Fingerprints compared, off the loop thread: what sources published, and what landed. DESIGN.md section 6.
+/* Fingerprints compared, off the loop thread: what sources published, and what landed. What a fingerprint is: kernels/fingerprint.h.
  *
  * Both functions are pure: they read what they are given and blame by name: tensor, box, side and rank. */
 #ifndef RS_SERVICE_COMPARE_H

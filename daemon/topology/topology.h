@@ -56,8 +56,7 @@ char *topology_device_text(const struct topology *t, uint32_t device, char *ret_
 int32_t topology_find(const struct topology *t, const char *name, uint32_t local);
 void topology_close(struct topology *t);
 
-/* topology_json.c: parses DESIGN.md section 3's topology file. RS_EINVAL names node, key or rank.
- */
+/* topology_json.c: parses a topology file (config/FORMATS.md). RS_EINVAL names node, key or rank. */
 int topology_from_json(const char *text, size_t n_bytes, struct topology_file **ret, struct err *e);
 void topology_file_free(struct topology_file *f);
 

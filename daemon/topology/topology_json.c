@@ -1,4 +1,4 @@
-/* The topology file of DESIGN.md section 3: nodes, domains, and the device of each rank. */
+/* The topology file (config/FORMATS.md): nodes, domains, and the device of each rank. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>

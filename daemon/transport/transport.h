@@ -3,7 +3,7 @@
  * A transport belongs to one epoch of one model and spans all of its devices (by the plan's device
  * index); each local device takes part with one stream. transport_mem.c is the in-memory twin
  * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c moves them over
- * TCP connections, transport_nccl.c comes with GPUs; all pass one contract test.
+ * TCP connections; both pass one contract test.
  *
  * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes,
  * else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
