@@ -540,6 +540,7 @@ int main(int argc, char **argv)
     }
     find_build(&b);
     echo_start(&b);
+    (void)atexit(bench_at_exit); /* not in the echo */
     if (wanted(&b, "empty_commit"))
         empty_commit(&b);
     if (wanted(&b, "get_committed"))

@@ -113,6 +113,33 @@ static inline pid_t bench_child_of(pid_t parent)
     return found;
 }
 
+static inline void bench_daemon_end(struct bench_daemon *d, int signal_number)
+{
+    char command[192];
+    (void)kill(d->pid, signal_number);
+    (void)waitpid(d->pid, NULL, 0);
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", d->folder);
+    if (system(command) != 0)
+        (void)fprintf(stderr, "bench: %s stays behind\n", d->folder);
+    d->pid = 0;
+}
+
+/* The one that runs, for bench_die's exit; NULL: none. */
+static struct bench_daemon *bench_running;
+
+static inline void bench_at_exit(void)
+{
+    if (bench_running != NULL)
+        bench_daemon_end(bench_running, SIGKILL);
+}
+
+static inline void bench_daemon_stop(struct bench_daemon *d)
+{
+    bench_running = NULL;
+    (void)munmap(d->fsyncs, sizeof *d->fsyncs);
+    bench_daemon_end(d, SIGTERM);
+}
+
 /* build: the folder of reshardd. settings: lines of config beyond node, socket and state_dir,
  * which stand in [daemon]. The ledger lies below `build`, on a disk rather than in memory. */
 static inline void bench_daemon_start(struct bench_daemon *d, const char *build,
@@ -135,19 +162,9 @@ static inline void bench_daemon_start(struct bench_daemon *d, const char *build,
     (void)setenv("LD_PRELOAD", preload, 1);
     (void)setenv("RESHARD_FSYNC_CLOCK", clock, 1);
     d->pid = bench_spawn(program, (char *[]){program, option, d->config, NULL}, d->log);
+    bench_running = d;
     (void)unsetenv("LD_PRELOAD");
     (void)unsetenv("RESHARD_FSYNC_CLOCK");
-}
-
-static inline void bench_daemon_stop(struct bench_daemon *d)
-{
-    char command[192];
-    (void)kill(d->pid, SIGTERM);
-    (void)waitpid(d->pid, NULL, 0);
-    (void)munmap(d->fsyncs, sizeof *d->fsyncs);
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", d->folder);
-    if (system(command) != 0)
-        bench_die("%s stays behind", d->folder);
 }
 
 /* --- memory --- */
