@@ -1,7 +1,7 @@
 /* Copies of strided boxes, casts and fingerprints: the work of a device, as plain data.
  *
- * kernels_host.c runs it on a CPU thread (the embedded default and the oracle); kernels *.cu launch
- * the same on a GPU and are bit-identical. No allocation, no clock, no hidden synchronisation. Base
+ * kernels_host.c runs it on a CPU thread; kernels_reference.c is the plain twin that tests hold it
+ * against. No allocation, no clock, no hidden synchronisation. Base
  * addresses are of the device's address space. Thread: any.
  *
  * Fingerprint: a sum mod 2^64 over elements of (bits of the element, global
