@@ -82,8 +82,10 @@ class Hostile(unittest.TestCase):
 
     def connect(self, path):
         s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        s.settimeout(WAIT_S)
+        self.addCleanup(s.close)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(WAIT_S), 0))  # a full backlog is waited for
         s.connect(path)
+        s.settimeout(WAIT_S)
         return s
 
     def send_until_cut(self, s, data):
