@@ -38,6 +38,10 @@ struct reshard_segment {
     uint32_t n_users; /* workers; guarded by client.mutex */
 };
 
+/* A memfd whose pages all exist and which nobody can shrink or grow; the caller's to close. `root` as in
+ * room.h. RS_EEXHAUSTED before it takes what is not there. */
+int segment_memfd(uint64_t bytes, const char *root, int *ret_fd, struct err *e);
+
 struct reshard_layout {
     struct layout *layout;
 };

@@ -163,6 +163,12 @@ int reshard_pieces_dense(const struct reshard_layout *l, uint32_t rank,
     if ((step & (step - 1)) != 0)
         return client_give(
             e, err_set(&err, RS_EINVAL, "dense pieces: align %u is no power of two", align), &err);
+    if (rank >= l->layout->n_ranks)
+        return client_give(e,
+                           err_set(&err, RS_EINVAL,
+                                   "dense pieces: rank %u: layout '%s' has ranks 0 … %u", rank,
+                                   l->layout->name, l->layout->n_ranks - 1),
+                           &err);
     struct reshard_piece *pieces = NULL;
     if (segment != NULL && (pieces = mem_calloc(n_boxes(l, rank) + 1, sizeof *pieces)) == NULL)
         return client_give(e, err_set(&err, RS_ENOMEM, "dense pieces: out of memory"), &err);

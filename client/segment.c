@@ -8,10 +8,11 @@
 
 #include "base/mem.h"
 #include "client/client.h"
+#include "client/room.h"
 
 #include "base/banned.h"
 
-enum { SEGMENT_DROP_MOST_MS = 2000 };
+enum { SEGMENT_DROP_MOST_MS = 2000, PAGES_STEP_BYTES = 256 << 20 };
 
 static int page_round(uint64_t bytes, uint64_t *ret, struct err *e)
 {
@@ -23,24 +24,38 @@ static int page_round(uint64_t bytes, uint64_t *ret, struct err *e)
     return 0;
 }
 
-/* A memfd whose pages all exist and which nobody can shrink. */
-static int memfd_make(uint64_t bytes, int *ret_fd, struct err *e)
+/* Takes the pages step by step, and each time asks whether the rest still fits: ranks of one node
+ * that start together see what the others have taken by then. */
+static int pages_take(int fd, uint64_t bytes, const char *root, struct err *e)
+{
+    for (uint64_t at = 0; at < bytes;) {
+        uint64_t step = bytes - at < PAGES_STEP_BYTES ? bytes - at : PAGES_STEP_BYTES;
+        int r = room_check(root, bytes - at, e);
+        if (r != 0)
+            return r;
+        if (fallocate(fd, 0, (off_t)at, (off_t)step) == 0)
+            at += step;
+        else if (errno != EINTR)
+            return err_set(e, errno == ENOSPC || errno == ENOMEM ? RS_EEXHAUSTED : RS_EIO, "%s",
+                           strerror(errno));
+    }
+    return 0;
+}
+
+int segment_memfd(uint64_t bytes, const char *root, int *ret_fd, struct err *e)
 {
     int fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return err_set(e, RS_EIO, "memfd_create: %s", strerror(errno));
-    int n;
-    do
-        n = fallocate(fd, 0, 0, (off_t)bytes);
-    while (n != 0 && errno == EINTR);
-    if (n == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
-        *ret_fd = fd;
-        return 0;
+    int r = pages_take(fd, bytes, root, e);
+    if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+        r = err_set(e, RS_EIO, "sealing: %s", strerror(errno));
+    if (r != 0) {
+        close(fd);
+        return err_prefix(e, r, "segment of %llu bytes", (unsigned long long)bytes);
     }
-    int why = errno;
-    close(fd);
-    return err_set(e, why == ENOSPC || why == ENOMEM ? RS_EEXHAUSTED : RS_EIO,
-                   "segment of %llu bytes: %s", (unsigned long long)bytes, strerror(why));
+    *ret_fd = fd;
+    return 0;
 }
 
 static int adopt_check(int fd, uint64_t bytes, struct err *e)
@@ -136,7 +151,7 @@ int reshard_segment_new(struct reshard_client *c, uint64_t bytes, uint32_t timeo
     int fd = -1;
     int r = page_round(bytes, &bytes, &err);
     if (r == 0)
-        r = memfd_make(bytes, &fd, &err);
+        r = segment_memfd(bytes, "", &fd, &err);
     if (r == 0)
         r = segment_hand_over(c, fd, bytes, timeout_ms, ret_segment, &err);
     return client_give(e, r, &err);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -16,9 +17,11 @@
 
 #include "base/mem.h"
 #include "client/api.h"
+#include "client/client.h"
 #include "client/link.h"
 #include "client/progress.h"
 #include "client/reshard.h"
+#include "client/room.h"
 #include "memory/memory_socket.h"
 #include "rpc/pb_budget.h"
 
@@ -68,6 +71,8 @@ START_TEST(dense_pieces_follow_the_layouts_order_and_alignment)
     ck_assert_str_eq(e.text, "dense pieces: align 48 is no power of two");
     ck_assert_int_eq(reshard_pieces_dense(l, 1, NULL, INT64_MAX, 1, NULL, NULL, &end, &e),
                      RESHARD_EINVAL);
+    ck_assert_int_eq(reshard_pieces_dense(l, 3, NULL, 0, 0, NULL, NULL, &end, &e), RESHARD_EINVAL);
+    ck_assert_str_eq(e.text, "dense pieces: rank 3: layout 'l' has ranks 0 … 2");
     reshard_layout_free(l);
 }
 END_TEST
@@ -154,6 +159,81 @@ static void piece_is(const Reshard__V1__BindingPiece *p, uint64_t number)
     if (number % 2 == 1)
         ck_assert_int_eq(p->stride_bytes[0], 128);
 }
+
+static void put_file(const char *root, const char *name, const char *text)
+{
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s/%s", root, name);
+    for (char *slash = path + strlen(root) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+        *slash = '\0';
+        (void)mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *f = fopen(path, "we");
+    ck_assert_ptr_nonnull(f);
+    (void)fputs(text, f);
+    ck_assert_int_eq(fclose(f), 0);
+}
+
+static void remove_files(const char *root)
+{
+    char command[600];
+    (void)snprintf(command, sizeof command, "rm -r '%s'", root);
+    ck_assert_int_eq(system(command), 0);
+}
+
+START_TEST(a_segment_larger_than_the_memory_left_is_refused_before_a_page_is_taken)
+{
+    char root[] = "/tmp/reshard-room-XXXXXX";
+    struct err e = {0};
+    struct stat st;
+    int fd = -1;
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    put_file(root, "proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:   1024 kB\n");
+    ck_assert_int_eq(segment_memfd(1 << 20, root, &fd, &e), RS_EEXHAUSTED);
+    ck_assert_str_eq(e.text,
+                     "segment of 1048576 bytes: 1048576 bytes are wanted, but the machine has "
+                     "1048576 left");
+    ck_assert_int_eq(fd, -1);
+    ck_assert_int_eq(segment_memfd(1 << 19, root, &fd, &e), 0);
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_int_eq(st.st_size, 1 << 19);
+    ck_assert_int_ge(st.st_blocks * 512, 1 << 19);
+    ck_assert_int_eq(fcntl(fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW);
+    close(fd);
+    remove_files(root);
+}
+END_TEST
+
+START_TEST(the_tightest_limit_of_machine_and_cgroups_counts)
+{
+    char root[] = "/tmp/reshard-room-XXXXXX";
+    struct err e = {0};
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    ck_assert_int_eq(room_check(root, UINT64_MAX, &e), 0); /* a kernel that tells nothing */
+    put_file(root, "proc/meminfo", "MemAvailable: 1000000 kB\n");
+    put_file(root, "proc/self/cgroup", "5:cpu,memory:/job\n0::/pod/worker\n");
+    ck_assert_int_eq(room_check(root, 900000000, &e), 0);
+    /* v2: the parent's limit, of whose use 300000 is page cache: 1000000 - (800000 - 300000). */
+    put_file(root, "sys/fs/cgroup/pod/worker/memory.max", "max\n");
+    put_file(root, "sys/fs/cgroup/pod/worker/memory.current", "1\n");
+    put_file(root, "sys/fs/cgroup/pod/memory.max", "1000000\n");
+    put_file(root, "sys/fs/cgroup/pod/memory.current", "800000\n");
+    put_file(root, "sys/fs/cgroup/pod/memory.stat",
+             "anon 500000\ninactive_file_x 9\ninactive_file 100000\nactive_file 200000\n");
+    ck_assert_int_eq(room_check(root, 484375, &e), 0); /* 500000 less a 32nd */
+    ck_assert_int_eq(room_check(root, 484376, &e), RS_EEXHAUSTED);
+    ck_assert_str_eq(e.text,
+                     "484376 bytes are wanted, but cgroup '/pod' (memory.max) has 500000 left");
+    /* v1, used beyond its limit. */
+    put_file(root, "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000\n");
+    put_file(root, "sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1001\n");
+    ck_assert_int_eq(room_check(root, 1, &e), RS_EEXHAUSTED);
+    ck_assert_str_eq(e.text,
+                     "1 bytes are wanted, but cgroup '/job' (memory.limit_in_bytes) has 0 left");
+    remove_files(root);
+}
+END_TEST
 
 START_TEST(bindings_of_any_number_are_cut_into_pages_in_order)
 {
@@ -496,6 +576,8 @@ END_TEST
     X(dense_pieces_follow_the_layouts_order_and_alignment)                                         \
     X(a_layout_tells_its_tensors_and_shards)                                                       \
     X(memory_that_could_vanish_is_not_handed_over)                                                 \
+    X(a_segment_larger_than_the_memory_left_is_refused_before_a_page_is_taken)                     \
+    X(the_tightest_limit_of_machine_and_cgroups_counts)                                            \
     X(bindings_of_any_number_are_cut_into_pages_in_order)                                          \
     X(an_event_that_the_library_does_not_know_is_named_and_passed_over)                            \
     X(a_welcome_is_believed_only_when_whole_and_right)                                             \
