@@ -158,6 +158,7 @@ FUZZ_binding     := memory
 FUZZ_program     := plan
 FUZZ_request     := service
 FUZZ_rpc         := rpc
+FUZZ_tcp         := transport
 FUZZ_S ?= 60
 FUZZERS := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/fuzz/fuzz_%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_FLAGS := -std=c17 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined

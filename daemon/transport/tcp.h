@@ -84,6 +84,7 @@ struct tcp_conn {
     int fd; /* -1: none */
     uint32_t stream;
     bool connecting, readable, writable;
+    bool hung; /* the other side has closed; what it sent before may still be there */
     uint64_t said_ns;
     struct tcp_out out;
     struct tcp_in in;

@@ -437,8 +437,12 @@ bool tcp_conn_read(struct tcp_conn *c)
 {
     if (c->fd < 0 || c->connecting)
         return false;
-    if (c->in.left == 0 && c->in.header_at == TCP_FRAME_BYTES)
-        return take_frame(c);
+    if (c->in.left == 0 && c->in.header_at == TCP_FRAME_BYTES) {
+        bool taken = take_frame(c);
+        if (!taken && c->hung) /* nobody is left to whom it could be accepted */
+            fail(c, RS_EPEER, "the connection was closed by the other side");
+        return taken;
+    }
     if (!c->readable || paced(c))
         return false;
     ssize_t n = receive_some(c);

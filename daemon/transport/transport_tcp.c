@@ -106,6 +106,8 @@ static void take_event(struct tcp_port *port, const struct epoll_event *ev)
         c->readable = true;
     if ((ev->events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0)
         c->writable = true;
+    if ((ev->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
+        c->hung = true;
 }
 
 /* Until `until_ns`, monotonic; 0: what there is; UINT64_MAX: for as long as it takes. */

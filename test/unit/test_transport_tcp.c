@@ -707,6 +707,26 @@ START_TEST(a_peer_that_dies_in_the_middle_of_a_message_fails_the_group)
 }
 END_TEST
 
+/* Its last frame waits for a receive that is not posted: that must not hide its end. */
+START_TEST(a_peer_that_dies_ahead_of_its_receives_fails_the_group_at_once)
+{
+    struct plane p;
+    uint8_t landed[8];
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true};
+    struct waited w;
+    with_played_peer(&p, 1234);
+    submit(&p, 0, &w, &receive, 1);
+    int fd = dial(&p);
+    struct tcp_hello h = good_hello(1);
+    struct tcp_frame ahead = data_frame(1, 7, 8);
+    say_hello(fd, &h);
+    say_frame(fd, &ahead, "8 bytes!", 8);
+    close(fd);
+    ck_assert_int_eq(waited_status(&w), RS_EPEER);
+    plane_close(&p);
+}
+END_TEST
+
 START_TEST(a_peer_that_does_not_listen_fails_the_sender_at_once)
 {
     struct plane p;
@@ -921,6 +941,7 @@ END_TEST
     X(more_or_fewer_bytes_than_planned_fail_both_groups)                                           \
     X(frames_that_are_none_fail_the_group)                                                         \
     X(a_peer_that_dies_in_the_middle_of_a_message_fails_the_group)                                 \
+    X(a_peer_that_dies_ahead_of_its_receives_fails_the_group_at_once)                              \
     X(a_peer_that_does_not_listen_fails_the_sender_at_once)                                        \
     X(a_peer_that_reads_nothing_is_past_its_deadline)                                              \
     X(a_peer_that_falls_silent_in_a_message_is_past_its_deadline)                                  \
