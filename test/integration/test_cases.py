@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Published faults of this job (CASES), rebuilt with the real daemon and real memory where a unit test can't show them."""
+"""Faults that public reports tell of, rebuilt with the real daemon and real memory where a unit test can't show them."""
 import unittest
 
 from rig import *
@@ -61,7 +61,7 @@ class Case(unittest.TestCase):
 
 class Resharding(Case):
     def test_published_layouts_land_by_value(self):
-        # A01 A03 A05 A09 A11 A12 A14 A22 A25 A26 A27 A29 A32 A36: one refit of all of them.
+        # One refit of all of them.
         s, d = [], []
 
         def pair(name, shape, source, destination):
@@ -97,7 +97,7 @@ class Resharding(Case):
             self.lands(f, version)
 
     def test_a_rank_without_rows_needs_no_memory(self):
-        # A04: 512, 512, 512 and 0 elements; the last rank has no segment at all.
+        # 512, 512, 512 and 0 elements; the last rank has no segment at all.
         source = Layout("train", 4, [mesh("m", [4])], [tensor("w", [6, 256], "float32", "m", [0])])
         trainer, rollout = Client(self.daemon), Client(self.daemon)
         workers = [Worker(trainer, self.model, pb.SIDE_SOURCE, source, r, r, attach=r < 3) for r in range(4)]
@@ -113,7 +113,7 @@ class Resharding(Case):
         self.assertEqual(w.wrong(1), [])
 
     def test_gaps_of_a_strided_destination_keep_their_poison(self):
-        # A10: [4, 31, 10] in memory that is padded to 32 rows per plane; in bf16-sized and 4-byte elements.
+        # [4, 31, 10] in memory that is padded to 32 rows per plane; in bf16-sized and 4-byte elements.
         for dtype, n in (("int32", 4), ("bfloat16", 2)):
             model, shape = f"{self.model}.{dtype}", [4, 31, 10]
             source = Layout("train", 2, [mesh("m", [2])], [tensor("w", shape, dtype, "m", [1])])
@@ -145,7 +145,7 @@ class Resharding(Case):
                 self.assertEqual(set(memory[at + 310 * n:at + 320 * n]), {POISON})
 
     def test_equal_bytes_are_no_replicas(self):
-        # A18: 5120 elements of 1.0 over 8 ranks.
+        # 5120 elements of 1.0 over 8 ranks.
         source = Layout("train", 8, [mesh("m", [8])], [tensor("w", [5120], "float32", "m", [0])])
         f = self.fleet(source, whole("rollout", [("w", [5120], "float32")]), range(4, 8), [0])
         rest = [Worker(f.trainer, self.model, pb.SIDE_SOURCE, source, r, r) for r in range(4, 8)]
@@ -160,7 +160,7 @@ class Resharding(Case):
         self.assertEqual(f.destinations[0].memory[:5120 * 4], one * 5120)
 
     def test_fused_gate_and_up_of_three_ranks(self):
-        # A20: eight source ranks, one row of each; three destinations with one fused buffer, gate first.
+        # Eight source ranks, one row of each; three destinations with one fused buffer, gate first.
         t = [("gate", [8, 2], "int32"), ("up", [8, 2], "int32")]
         source = Layout("train", 8, [mesh("m", [8])], [tensor(*x, "m", [0]) for x in t])
         destination = Layout("rollout", 3, [mesh("m", [3])], [tensor(*x, "m", [0]) for x in t])
@@ -176,7 +176,7 @@ class Resharding(Case):
             self.assertEqual(list(struct.unpack(f"<{len(expected)}i", w.memory[:4 * len(expected)])), expected)
 
     def test_fused_qkv_rows_cut_across_heads(self):
-        # A21: 136 rows in two groups (64 Q, 2 K, 2 V), 17 raw rows on each of 8 ranks, three rows wide.
+        # 136 rows in two groups (64 Q, 2 K, 2 V), 17 raw rows on each of 8 ranks, three rows wide.
         groups = ([("q", i) for i in range(64)] + [("k", i) for i in range(2)] + [("v", i) for i in range(2)]
                   + [("q", 64 + i) for i in range(64)] + [("k", 2 + i) for i in range(2)] + [("v", 2 + i) for i in range(2)])
         shapes = {"q": [128, 3], "k": [4, 3], "v": [4, 3]}
@@ -209,13 +209,13 @@ class Resharding(Case):
             self.assertEqual(w.wrong(1), [])
 
     def test_a_tensor_that_differs_in_shape_between_the_sides(self):
-        # A23 (d): 32008 rows here, 32064 there. No padding rule: refused, both shapes named.
+        # 32008 rows here, 32064 there. No padding rule: refused, both shapes named.
         f = self.fleet(whole("train", [("w", [32008, 4], "uint8")]), whole("rollout", [("w", [32064, 4], "uint8")]), [0], [4])
         f.publish(1)
         self.aborted(f, 1, "w", "32008", "32064")
 
     def test_a_layout_changed_between_versions(self):
-        # A35: [8] over four to two; then, under the same names, whole on one to three.
+        # [8] over four to two; then, under the same names, whole on one to three.
         first = self.fleet(Layout("train", 4, [ranks("m", 0, 4)], [tensor("w", [8], "int32", "m", [0])]),
                            Layout("rollout", 2, [ranks("m", 0, 2)], [tensor("w", [8], "int32", "m", [0])]), range(4), [4, 5])
         self.lands(first, 1)
@@ -242,7 +242,7 @@ class Resharding(Case):
         return *pair, memory
 
     def test_a_rank_of_both_sides_keeps_what_it_has(self):
-        # A31 with equal layouts in the same memory: nothing is copied, the version commits.
+        # With equal layouts in the same memory: nothing is copied, the version commits.
         t = [("w", [8, 4], "int32")]
         s, d, memory = self.shared(whole("train", t), whole("rollout", t), None, None, 128)
         for version in (1, 2):
@@ -255,7 +255,7 @@ class Resharding(Case):
             self.assertEqual(d.wrong(version), [])
 
     def test_overlapping_memory_of_both_sides_is_refused_before_anything_is_written(self):
-        # A31: the destination wants the rows elsewhere in memory that the source is still read from.
+        # The destination wants the rows elsewhere in memory that the source is still read from.
         t = [("a", [8, 4], "int32"), ("b", [8, 4], "int32")]
         at = lambda name, offset: pb.BindingPiece(tensor=name, segment=0, offset_bytes=offset)
         for name, pieces in (("swapped", [at("a", 128), at("b", 0)]), ("shifted", [at("a", 16), at("b", 144)])):
@@ -274,7 +274,7 @@ class Resharding(Case):
 
 
     def test_two_receivers_of_the_same_memory_are_refused(self):
-        # As A31: two ranks of one instance were given one buffer.
+        # Two ranks of one instance were given one buffer.
         source = whole("train", [("w", [64], "int32")])
         destination = Layout("rollout", 2, [mesh("m", [2])], [tensor("w", [64], "int32", "m", [0])])
         f = self.fleet(source, destination, [0], [])
@@ -308,13 +308,13 @@ class Resharding(Case):
 
 class Frameworks(Case):
     def test_dtypes_in_turn_are_addressed_by_name(self):
-        # B01: a bf16, b fp32, c bf16, d fp32; the payload lies grouped by dtype.
+        # Tensors a bf16, b fp32, c bf16, d fp32; the payload lies grouped by dtype.
         t = [("a", [4], "bfloat16"), ("b", [2], "float32"), ("c", [4], "bfloat16"), ("d", [2], "float32")]
         f = self.fleet(whole("train", t), whole("rollout", t), [0], [4])
         self.lands(f)
 
     def test_swapped_tensors_are_named_by_the_clients_own_fingerprints(self):
-        # B01: b's bytes under c's name. Equal sizes, equal dtypes: only the framework's own fingerprint can tell.
+        # Tensor b's bytes under c's name. Equal sizes, equal dtypes: only the framework's own fingerprint can tell.
         t = [("a", [4], "int32"), ("b", [4], "int32"), ("c", [4], "int32")]
         f = self.fleet(whole("train", t), whole("rollout", t), [0], [4])
         w = f.sources[0]
@@ -328,14 +328,14 @@ class Frameworks(Case):
         self.assertNotIn("'a'", s.reason)
 
     def test_a_quantised_weight_without_its_scale(self):
-        # B03: the missing name is told before a byte moves.
+        # The missing name is told before a byte moves.
         f = self.fleet(whole("train", [("w", [8], "uint8")]), whole("rollout", [("w", [8], "uint8"), ("w.scale", [2], "float32")]),
                        [0], [4])
         f.publish(1)
         self.aborted(f, 1, "w.scale")
 
     def test_a_buffer_that_comes_back_with_another_dtype(self):
-        # B04: version 1 commits; the destination attaches anew as float16, without a cast; then as bfloat16 with one.
+        # Version 1 commits; the destination attaches anew as float16, without a cast; then as bfloat16 with one.
         source = whole("train", [("w", [8], "float32")])
         f = self.fleet(source, whole("rollout", [("w", [8], "float32")]), [0], [4])
         self.lands(f, 1)
@@ -361,7 +361,7 @@ class Frameworks(Case):
         self.assertEqual(w.memory[:16], b"".join(struct.pack("<f", x)[2:] for x in range(8)))
 
     def test_tied_weights_reach_both_holders(self):
-        # B06: emb and head are one buffer at the source and two, on two ranks, at the destination.
+        # Tensors emb and head are one buffer at the source and two, on two ranks, at the destination.
         t = [("emb", [6, 4], "int32"), ("head", [6, 4], "int32")]
         source = whole("train", t)
         destination = Layout("rollout", 2, [mesh("m0", [1], [0]), mesh("m1", [1], [1])],
@@ -382,14 +382,14 @@ class Frameworks(Case):
                 self.assertEqual(w.memory[:96], content)
 
     def test_a_tied_name_that_only_the_destination_has(self):
-        # B06: a source that lists emb alone is refused, not half done.
+        # A source that lists emb alone is refused, not half done.
         f = self.fleet(whole("train", [("emb", [6], "int32")]), whole("rollout", [("emb", [6], "int32"), ("head", [6], "int32")]),
                        [0], [4])
         f.publish(1)
         self.aborted(f, 1, "head")
 
     def test_names_on_both_sides_are_listed(self):
-        # B08: one of three differs; the one that is missing and the one that nobody wants are both told.
+        # One of three differs; the one that is missing and the one that nobody wants are both told.
         t = [(f"blk.{i}.weight", [4], "int32") for i in range(2)]
         f = self.fleet(whole("train", t + [("blk.2.base_layer.weight", [4], "int32")]),
                        whole("rollout", t + [("blk.2.weight", [4], "int32")]), [0], [4])
@@ -397,14 +397,14 @@ class Frameworks(Case):
         self.aborted(f, 1, "blk.2.weight", "blk.2.base_layer.weight")
 
     def test_a_hundred_tensors_of_which_one_has_no_source(self):
-        # B10: refused, counted and named.
+        # Refused, counted and named.
         t = [(f"t{i:03}", [3], "int32") for i in range(100)]
         f = self.fleet(whole("train", t[:57] + t[58:]), whole("rollout", t), [0], [4])
         f.publish(1)
         self.aborted(f, 1, "t057", "1 ")
 
     def test_the_result_does_not_depend_on_chunks_or_slots(self):
-        # B12: a thousand tensors of 1 to 97 elements. The digests are of what landed, so they must be those of the values.
+        # A thousand tensors of 1 to 97 elements. The digests are of what landed, so they must be those of the values.
         t = [(f"t{i:04}", [1 + i * 37 % 97], "uint8") for i in range(1000)]
         source = Layout("train", 3, [mesh("m", [3])], [tensor(*x, "m", [0]) for x in t])
         destination = Layout("rollout", 2, [mesh("m", [2])], [tensor(*x, "m", [0]) for x in t])
@@ -414,7 +414,7 @@ class Frameworks(Case):
                 self.lands(f)
 
     def test_tensors_around_the_size_of_the_staging_ring(self):
-        # B11: one slot of 1 MiB; columns, so that all goes through it. Bytes on the wire are the bytes needed.
+        # One slot of 1 MiB; columns, so that all goes through it. Bytes on the wire are the bytes needed.
         mib = 1 << 20
         shapes = {"vocabulary": [151936, 16], "same": [mib // 4, 4], "less": [mib - 1, 1], "more": [mib + 1, 1]}
         source = whole("train", [(n, s, "uint8") for n, s in shapes.items()])
@@ -441,7 +441,7 @@ class Frameworks(Case):
                     self.assertEqual(x.memory[to:to + len(expected)], expected, name)
 
     def test_half_of_a_fused_parameter_does_not_count(self):
-        # B09: rows of q and kv in one fused buffer, from two ranks; kv's owner is evicted while bytes move.
+        # Rows of q and kv in one fused buffer, from two ranks; kv's owner is evicted while bytes move.
         rows, wide = 768, 512
         shapes = {"q": [rows * 2 // 3, wide], "kv": [rows // 3, wide]}
         source = Layout("train", 2, [mesh("m0", [1], [0]), mesh("m1", [1], [1])],
@@ -475,7 +475,7 @@ class Frameworks(Case):
 
 class ControlPlane(Case):
     def test_the_same_submit_at_the_same_instant(self):
-        # E07: one attempt; both callers get it.
+        # One attempt; both callers get it.
         f = self.fleet(small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
         clients, answers = [Client(self.daemon) for _ in range(8)], queue.Queue()
         gate = threading.Barrier(len(clients))
@@ -498,7 +498,7 @@ class ControlPlane(Case):
             f.submit(5, "other", verify=pb.VERIFY_OFF)
 
     def test_the_same_content_again_after_its_commit(self):
-        # E07: repeats get the first answer, published again or not; other content does not become version 5.
+        # Repeats get the first answer, published again or not; other content does not become version 5.
         f = self.fleet(small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
         for w in f.sources:
             w.write(5)
@@ -519,7 +519,7 @@ class ControlPlane(Case):
             self.assertEqual(w.wrong(5), [])
 
     def test_without_verification_an_aborted_version_may_be_tried_again(self):
-        # B16: nothing is known of the content then, so it can't be said to differ.
+        # Nothing is known of the content then, so it can't be said to differ.
         with Daemon(refit__verify="off", **SlowFleet.RATE) as d:
             f = SlowFleet(d, automatic=True)
             f.publish(1)
@@ -535,7 +535,7 @@ class ControlPlane(Case):
                 self.assertTrue(f.live_is(w, 1))
 
     def test_the_data_plane_has_no_listening_socket(self):
-        # D02: nothing of the servers is inherited by the process that is spawned beside them.
+        # Nothing of the servers is inherited by the process that is spawned beside them.
         listening = {line.split()[6] for line in pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]
                      if line.split()[3] == "00010000"}
         fds = pathlib.Path(f"/proc/{self.daemon.data_plane_pid()}/fd")

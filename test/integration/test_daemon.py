@@ -52,7 +52,7 @@ class Settings(unittest.TestCase):
 
 class Life(unittest.TestCase):
     def test_stops_cleanly_with_calls_in_progress(self):
-        # CASES D01: open polls and streams end with UNAVAILABLE, a second signal changes nothing.
+        # Open polls and streams end with UNAVAILABLE, a second signal changes nothing.
         with Daemon() as d:
             f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
             f.submit(1)
@@ -94,7 +94,7 @@ class Life(unittest.TestCase):
             d.close()
 
     def test_second_daemon_on_the_same_socket_gives_up_and_the_first_serves_on(self):
-        # CASES E11 (b, c).
+        # A slow daemon is not a dead one: only a refused connection shows that a socket is left over.
         with Daemon() as d:
             other = Daemon(daemon__socket=d.socket)
             other.start(wait="not started")
@@ -112,7 +112,7 @@ class Life(unittest.TestCase):
             d.status()
 
     def test_left_over_sockets_are_replaced_and_other_files_are_not(self):
-        # CASES E11 (a, e).
+        # A socket left over from a killed daemon; a regular file and a symlink at the path.
         with Daemon() as d:
             d.kill()
             self.assertTrue(os.path.exists(d.socket))
@@ -136,7 +136,7 @@ class Life(unittest.TestCase):
             os.close(child)
 
     def test_no_descriptor_leaks_over_many_clients_and_refusals(self):
-        # CASES C23 in shape.
+        # Registered and dropped over and over: descriptors and address space stay as they were.
         with Daemon() as d:
             def count():
                 return len(os.listdir(f"/proc/{d.process.pid}/fd")), len(os.listdir(f"/proc/{d.data_plane_pid()}/fd"))
@@ -212,7 +212,7 @@ class Committed(unittest.TestCase):
         return Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
 
     def test_before_any_version(self):
-        # CASES E16: at once, or at the end of the wait; never an invented version.
+        # No version yet: at once, or at the end of the wait; never an invented version.
         with Daemon() as d:
             c = Client(d)
             with refused(self, grpc.StatusCode.NOT_FOUND):
@@ -243,7 +243,7 @@ class Committed(unittest.TestCase):
             self.assertEqual(next(late).version, 5)  # the newest there is, first
 
     def test_ends_of_polls_are_spread(self):
-        # CASES E15: polls that began together do not end together, and all within 20 % of what they asked for.
+        # No thundering herd: polls that began together do not end together, and all within 20 % of what they asked for.
         with Daemon() as d:
             c, ends, done = Client(d), [], threading.Event()
 

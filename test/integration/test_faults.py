@@ -76,7 +76,8 @@ class Verdicts(unittest.TestCase):
             self.assertEqual(f.destinations[0].apply(1).applied, 1)
 
     def test_an_instance_that_is_away_is_left_out_where_the_policy_allows(self):
-        # CASES B13: v1 to both, v2 to one, v3 to both again.
+        # What one version's set of receivers leaves behind must not hold up the next:
+        # v1 to both, v2 to one, v3 to both again.
         with Daemon() as d:
             f = self.fleet(d)
             f.refit(1)
@@ -142,7 +143,7 @@ class Verdicts(unittest.TestCase):
             self.assertEqual(set(f.destinations[0].memory[:]), {POISON})
 
     def test_aborted_version_may_be_tried_again(self):
-        # CASES B16: never committed by what came late; a new attempt may.
+        # Never committed by what came late; a new attempt may.
         with Daemon() as d:
             f = self.fleet(d)
             f.publish(1)
@@ -381,7 +382,7 @@ class Deaths(unittest.TestCase):
             self.assertIn("rollout/rank 2", s.reason)
 
     def test_client_killed_while_idle_frees_its_memory(self):
-        # CASES C22 in shape: mappings closed and rank free within two seconds.
+        # Mappings closed and rank free within two seconds.
         with Daemon() as d:
             with Process(d, "source", 0, 0) as victim:
                 victim.wait("attached")
@@ -432,7 +433,7 @@ class Streams(unittest.TestCase):
             w.attach()
 
     def test_late_end_of_an_old_stream_does_not_end_the_new_one(self):
-        # CASES E12.
+        # It came back on a new connection; the clean-up of the old one must not remove the new entry.
         with Daemon() as d:
             w = Worker(Client(d), "m", pb.SIDE_SOURCE, small_source(), 0, 0)
             old = w.stream
@@ -508,7 +509,7 @@ class Restarts(unittest.TestCase):
                 self.assertTrue(f.live_is(w, 1))
 
     def test_old_tokens_and_workers_are_refused_after_a_restart(self):
-        # CASES B28, E13.
+        # Clients live on with the ids of a daemon that is gone; leases in its ledger have no connection.
         with Daemon() as d:
             w = Worker(Client(d), "m", pb.SIDE_SOURCE, small_source(), 0, 0)
             before = w.client.incarnation

@@ -165,7 +165,7 @@ class Hostile(unittest.TestCase):
         os.close(fd)
 
     def test_a_crowd_of_clients_leaves_descriptors_for_the_work(self):
-        # CASES D07, at the memory socket: the refit beside it goes on, and there is no busy loop.
+        # Out of descriptors, at the memory socket: the refit beside it goes on, and there is no busy loop.
         with Daemon() as d:
             f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
             limit = len(os.listdir(f"/proc/{d.process.pid}/fd")) + 100
@@ -244,7 +244,7 @@ class Hostile(unittest.TestCase):
         self.assertIn(caught.exception.code(), codes, caught.exception.details())
 
     def test_small_messages_of_huge_memory(self):
-        # CASES D10: 2 M empty submessages, 4 MiB of varints; and the same inside a header.
+        # Small messages that would take huge memory: 2 M empty submessages, 4 MiB of varints; and the same inside a header.
         self.client = Client(self.daemon)
         put, publish = "/reshard.v1.Refit/PutLayout", "/reshard.v1.Refit/Publish"
         many = 2_000_000
@@ -261,7 +261,7 @@ class Hostile(unittest.TestCase):
         self.assertLess(memory_kib(self.pids[0]), rss + 128 * 1024 * SLOW)
 
     def test_hostile_layouts(self):
-        # CASES A13 (g), and numbers at the ends of their types.
+        # Bad meshes, and numbers at the ends of their types.
         client = Client(self.daemon)
 
         def put(header, *tensors):
@@ -311,7 +311,7 @@ class Hostile(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 5 * SLOW)
 
     def test_strings_that_are_no_names(self):
-        # CASES D12, at each string that a request has.
+        # Broken UTF-8, control characters, too long: at each string that a request has.
         self.client = Client(self.daemon)
         w = Worker(self.client, "strings", pb.SIDE_SOURCE, small_source(), 0, 0)
         bad = [b"\xf0\x80", b"a\0b", b"\xff\xfe", b"a\nb", b"\x1b[2J", b"x" * 65536, b"\xed\xa0\x80"]
@@ -354,7 +354,7 @@ class Hostile(unittest.TestCase):
     # --- calls ---------------------------------------------------------------------------------------
 
     def test_cancelled_polls_leave_nothing(self):
-        # CASES D06: each cancelled at a moment of its own.
+        # Each cancelled at a moment of its own.
         client = Client(self.daemon)
         client.stub.GetCommitted(pb.GetCommittedRequest(model="bystander"), timeout=WAIT_S)
 
@@ -372,7 +372,7 @@ class Hostile(unittest.TestCase):
         self.assertLess(memory_kib(self.pids[0]), rss + 16 * 1024 * SLOW)
 
     def test_attaches_that_stop_at_each_message(self):
-        # CASES E14 in shape: nothing is registered, the rank is free at once.
+        # A client that ends in the middle of registering: nothing is registered, the rank is free at once.
         client = Client(self.daemon)
         w = Worker(client, "half", pb.SIDE_DESTINATION, small_destination(), 0, 0, pb.RECEIVE_STAGED, attach=False)
         messages = list(w.messages())

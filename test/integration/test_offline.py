@@ -96,7 +96,7 @@ class Files:
 
 
 def example():
-    """DESIGN.md's matrix: two row shards to four column shards, on two nodes."""
+    """config/samples' matrix: two row shards to four column shards, on two nodes."""
     source = layout("trainer", 2, [mesh("m", [2], [0, 1])], [tensor("w", [8, 8], ["Shard(0)"], dtype="bfloat16")])
     rollout = layout("rollout", 4, [mesh("m", [4], [0, 1, 2, 3])],
                      [tensor("w", [8, 8], ["Shard(1)"], dtype="bfloat16")])

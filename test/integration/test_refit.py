@@ -97,7 +97,7 @@ class Ways(unittest.TestCase):
         self.one(small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], daemon={"refit__verify": "off"})
 
     def test_empty_scalar_and_shuffled_tensors(self):
-        # CASES A04, A12, A16, A17: ranks without rows, no elements at all, no dims, rank ids out of order.
+        # Ranks without rows, no elements at all, no dims, rank ids out of order.
         source = Layout("train", 4, [mesh("x", [4], ranks=[2, 0, 3, 1])], [
             tensor("rows", [6, 3], "int32", "x", [0]), tensor("none", [0, 4], "int32", "x", [0]),
             tensor("scalar", [], "float32", "x", [None]), tensor("one", [1], "int64", "x", [0])])
@@ -107,7 +107,7 @@ class Ways(unittest.TestCase):
         self.one(source, destination, [0, 1, 2, 3], [4, 5, 6])
 
     def test_nested_orders_and_explicit_regions(self):
-        # CASES A05, A08: TP before DP; regions that no chunk rule gives.
+        # TP before DP; regions that no chunk rule gives.
         source = Layout("train", 4, [mesh("m", [2, 2])],
                         [tensor("a", [10, 4], "int32", "m", [0, 0], shard_order=[1, 0]),
                          {"name": "b", "shape": [10], "dtype": "int32",
@@ -117,7 +117,7 @@ class Ways(unittest.TestCase):
         self.one(source, destination, [0, 1, 2, 3], [4, 5])
 
     def test_declared_cast_rounds_to_nearest_even_once(self):
-        # CASES B02, published values.
+        # What a public fault report says that these values must become.
         source = Layout("train", 1, [mesh("m", [1])], [tensor("w", [6], "float32", "m", [None])])
         destination = Layout("rollout", 2, [mesh("m", [2])], [tensor("w", [6], "bfloat16", "m", [None], cast=True)])
         with Daemon() as d:
@@ -132,7 +132,7 @@ class Ways(unittest.TestCase):
                 self.assertEqual(got, (0x3F80, 0x3F82, 0x7F80, 0x8000, 0x4780, 0x7FC0))
 
     def test_fused_bindings_receive_their_parts(self):
-        # q and k as rows of one fused buffer, gate beside up as columns of another (CASES A20, A21).
+        # q and k as rows of one fused buffer, gate beside up as columns of another.
         source = Layout("train", 1, [mesh("m", [1])], [tensor("q", [4, 3], "int32", "m", [None]),
                                                        tensor("k", [2, 3], "int32", "m", [None]),
                                                        tensor("gate", [2, 2], "int32", "m", [None]),

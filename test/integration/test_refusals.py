@@ -99,7 +99,7 @@ class Attach(Shared):
         self.refuse(INVALID, "device 8", "0 … 7", device=8)
 
     def test_open_enums(self):
-        # CASES D13: a number that no enum has is refused, not taken as something.
+        # A number that no enum has is refused, not taken as something.
         w = Worker(self.client, self.model, pb.SIDE_SOURCE, one(), 0, 0, attach=False)
         for field, number in (("side", 99), ("side", 0), ("receive", 7), ("receive", -1)):
             with refused(self, INVALID, field):
@@ -116,7 +116,7 @@ class Attach(Shared):
             w.attach()
 
     def test_names_that_are_not_names(self):
-        # CASES D12.
+        # Empty, more than a line, too long, with a NUL.
         for bad in ("", "a\nb", "x" * 513, "a\0b"):
             self.refuse(INVALID, "model", model=bad)
 
@@ -258,7 +258,7 @@ class Submits(Shared):
             self.client.stub.Submit(pb.SubmitRequest(model=self.model, version=1, request_id="x"), timeout=WAIT_S)
 
     def test_versions_out_of_order(self):
-        # CASES E08.
+        # 5, 7, then 6; 7 again; 0; 2^63.
         f = self.fleet(automatic=True)
         for version in (5, 7):
             f.refit(version)
@@ -273,7 +273,7 @@ class Submits(Shared):
             f.submit(2**63)
 
     def test_same_version_with_other_content(self):
-        # CASES E07.
+        # The same version again with the same content, and with other content.
         f = self.fleet()
         first = f.submit(3, "one")
         self.assertEqual(f.submit(3, "one"), first)
@@ -283,7 +283,7 @@ class Submits(Shared):
             f.submit(4, "one")
 
     def test_destination_tensor_without_source(self):
-        # CASES B08, B10: refused before anything moves, by name.
+        # Names that differ by a prefix: refused before anything moves, by name.
         source = Layout("train", 1, [mesh("m", [1])], [tensor("blk.0.base_layer.weight", [2], "int32", "m", [None])])
         destination = Layout("rollout", 1, [mesh("m", [1])], [tensor("blk.0.weight", [2], "int32", "m", [None])])
         f = Fleet(self.daemon, source, destination, [0], [4], model=self.model)
@@ -373,7 +373,8 @@ class Layouts(Shared):
         self.assertEqual((len(a.digest), a.digest, b.known), (16, b.digest, True))
 
     def test_shape_in_three_spellings_is_one_layout(self):
-        # CASES D13: unpacked, packed, two packed runs. Tensor.shape is field 2 of field 2 of the request.
+        # Repeated numbers as protobuf may send them: unpacked, packed, two packed runs.
+        # Tensor.shape is field 2 of field 2 of the request.
         rest = (pb.Tensor(name="w", dtype=pb.DTYPE_INT32, mesh="m").SerializeToString(),
                 pb.Tensor(placements=[pb.Placement(kind=1, dim=0)]).SerializeToString())
         head = pb.PutLayoutRequest(header=self.header(n_tensors=1)).SerializeToString()
@@ -398,13 +399,13 @@ class Layouts(Shared):
         self.refuse("block_scale", pages=self.tensor_pages(derived=pb.Derived(**{"from": "w", "rule": "x", "block": [1, 1]})))
 
     def test_bad_meshes_are_named(self):
-        # CASES A13: repeated ranks, too many, shape and ranks that differ.
+        # Repeated ranks, too many, shape and ranks that differ.
         for bad in ([0, 0], [0], [0, 1, 2], [0, 5]):
             header = pb.LayoutHeader(name="l", ranks=2, n_tensors=0, meshes=[pb.Mesh(name="m", shape=[2], ranks=bad)])
             self.refuse("'m'", pages=[pb.PutLayoutRequest(header=header)])
 
     def test_one_name_twice(self):
-        # CASES B05.
+        # With the same shape, and with another.
         t = tensor("x.scale", [2], "int32", "m", [None])
         header = pb.LayoutHeader(name="l", ranks=1, n_tensors=2, meshes=[pb.Mesh(**mesh("m", [1]))])
         for second in (t, dict(t, shape=[3])):
@@ -424,7 +425,8 @@ class Layouts(Shared):
         self.refuse("'w'", pages=self.tensor_pages(mesh="", placements=[], regions=regions))
 
     def test_hostile_bytes(self):
-        # CASES D09, D10: refused with INVALID_ARGUMENT or RESOURCE_EXHAUSTED, or accepted by rule; never a crash.
+        # Truncated and malformed bytes as a whole request: refused with
+        # INVALID_ARGUMENT or RESOURCE_EXHAUSTED, or accepted by rule; never a crash.
         good = pb.SubmitRequest(model="m", version=1, request_id="x").SerializeToString()
         bodies = [b"\x88\x80\x80\x80\x41\x00", b"\x10" + b"\xff" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05abc",
                   b"\x0b", b"\x0c", b"\x0e", b"\x0f", b"\x02\x00", b"\x0a\x02\xf0\x80", b"\x0a\x03a\x00b",
@@ -442,7 +444,7 @@ class Layouts(Shared):
             self.assertIn(caught.exception.code(), (INVALID, EXHAUSTED))
 
     def test_message_sizes_at_the_limit(self):
-        # CASES D04: 4 MiB is taken, one byte more is not, and the connection goes on.
+        # 4 MiB is taken, one byte more is not, and the connection goes on.
         put = self.client.stub_raw("/reshard.v1.Refit/PutLayout")
         for n, code in ((4 << 20, INVALID), ((4 << 20) + 1, EXHAUSTED)):
             field, length = b"\xfa\x01", n - 6  # an unknown field 31 that fills the message

@@ -431,7 +431,7 @@ static inline uint64_t greater(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* DESIGN.md section 4, over every set of source devices that holds some element by itself. */
+/* The lower bound (plan/planner.h), over every set of source devices that holds some element by itself. */
 static inline uint64_t bound_by_hand(const struct sim *m)
 {
     uint32_t n_domains = m->c->topology.n_domains;

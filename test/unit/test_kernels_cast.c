@@ -189,7 +189,7 @@ START_TEST(float16_is_what_the_compiler_converts_to)
 END_TEST
 #endif
 
-/* CASES B02, the published values. */
+/* The values of a public fault report: float32 into a bfloat16 buffer. */
 START_TEST(published_float32_values_round_as_published)
 {
     static const float from[6] = {1.00390625F, 1.01171875F, 3.4e38F, -0.0F, 65504.0F, NAN};

@@ -241,7 +241,7 @@ START_TEST(rows_longer_than_a_chunk_are_summed_without_a_seam)
 }
 END_TEST
 
-/* CASES A33: [4, 16, 8], the middle dim cut in two; 4 runs of 64 elements, source stride 128. */
+/* [4, 16, 8], the middle dim cut in two; 4 runs of 64 elements, source stride 128. */
 START_TEST(a_middle_dim_slice_is_not_taken_for_one_run)
 {
     int32_t from[512], to[256];

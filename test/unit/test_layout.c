@@ -1,4 +1,4 @@
-/* Who holds what: the published tables of CASES.md group A. */
+/* Who holds what: tables that public fault reports state, or that follow from the chunk rule by hand. */
 #include <check.h>
 
 #include "base/mem.h"

@@ -31,7 +31,7 @@ static const struct refusal {
     int code;
     const char *says; /* parts of the text, separated by | */
 } refusals[] = {
-    /* A06, A37: kinds of placement that are never read as another one */
+    /* Kinds of placement that are never read as another one */
     {LAYOUT(MESH4, W1("'_StridedShard(dim=0, sf=2)'")), RS_EINVAL, "tensor 'w'|shard_order"},
     {LAYOUT(MESH4, W1("'Partial'")), RS_EINVAL, "tensor 'w'|mesh dim 'tp'|pending sum"},
     {LAYOUT(MESH4, W1("'Partial(sum)'")), RS_EINVAL, "pending sum"},
@@ -40,11 +40,11 @@ static const struct refusal {
     {LAYOUT(MESH4, W1("'Shard(0)x'")), RS_EINVAL, "unknown placement"},
     {LAYOUT(MESH4, W1("'Shard(+0)'")), RS_EINVAL, "unknown placement"},
     {LAYOUT(MESH4, W1("'Shard(99999999999999999999)'")), RS_EINVAL, "unknown placement"},
-    /* A15, A17 */
+    /* Dims from the end; tensors of no dim and of one. */
     {LAYOUT(MESH4, W3("'Shard(3)'")), RS_EINVAL, "tensor 'w'|Shard(3)|'tp'|3 dims|-3 to 2"},
     {LAYOUT(MESH4, W3("'Shard(-4)'")), RS_EINVAL, "tensor 'w'|Shard(-4)|3 dims"},
     {LAYOUT(MESH4, TENSOR("w", "", "'Shard(0)'")), RS_EINVAL, "tensor 'w'|no dims|Replicate"},
-    /* A13 */
+    /* Bad meshes. */
     {LAYOUT(MESH("2, 2", "0, 1, 1, 2"), W1("'Shard(0)', 'Replicate'")), RS_EINVAL,
      "mesh 'm'|rank 1 stands in two places"},
     {LAYOUT(MESH("2, 2", "0, 1, 2"), W1("'Shard(0)', 'Replicate'")), RS_EINVAL,
@@ -66,14 +66,14 @@ static const struct refusal {
     {LAYOUT("{'name': 'm', 'shape': [2, 2], 'ranks': [0, 1, 2, 3], 'dim_names': ['a']}", ""),
      RS_EINVAL, "mesh 'm'|1 names for 2 dims"},
     {LAYOUT("", W1("'Shard(0)'")), RS_EINVAL, "tensor 'w'|mesh 'm' is not among"},
-    /* B05, A38, B07: one name, one owner set */
+    /* One name, one owner set */
     {LAYOUT(MESH4, W1("'Shard(0)'") ", " W1("'Shard(0)'")), RS_EINVAL,
      "tensor 'w' is declared twice"},
     {LAYOUT(MESH4, W1("'Shard(0)'") ", " W3("'Shard(0)'")), RS_EINVAL,
      "tensor 'w' is declared twice"},
     {LAYOUT("", "{'name': 'w', 'shape': [2], 'dtype': 'float32'}"), RS_EINVAL,
      "tensor 'w'|no mesh and no regions"},
-    /* A08: regions */
+    /* Regions. */
     {LAYOUT("", REGIONS("14", REGION(0, 0, 5) "," REGION(1, 4, 10))), RS_EINVAL,
      "tensor 'w'|[0:5]|rank 0|overlaps|[4:14]|rank 1"},
     {LAYOUT("", REGIONS("14", REGION(0, 0, 5) "," REGION(0, 0, 5))), RS_EINVAL,
@@ -119,7 +119,7 @@ static const struct refusal {
     {LAYOUT(MESH4, "{'name': 'w', 'shape': [8], 'dtype': 'float4', 'mesh': 'm', 'placements': "
                    "['Shard(0)']}"),
      RS_EINVAL, "tensor 'w'|unknown dtype 'float4'|bfloat16"},
-    /* instances (B15) */
+    /* Instances. */
     {"{'name': 'l', 'ranks': 3, 'tensors': [], 'instances': [[0, 1], [1, 2]]}", RS_EINVAL,
      "instance 1|rank 1 is in an instance already"},
     {"{'name': 'l', 'ranks': 3, 'tensors': [], 'instances': [[0, 3]]}", RS_EINVAL, "rank 3"},
@@ -129,7 +129,7 @@ static const struct refusal {
      "], 'tensors': [" W1("'Shard(0)'") "], "
                                         "'instances': [[0, 1], [2]]}",
      RS_EINVAL, "rank 3 holds tensors but is in no instance"},
-    /* D12: names */
+    /* Names. */
     {LAYOUT(MESH4, TENSOR("", "8", "'Shard(0)'")), RS_EINVAL, "tensor 0|printable"},
     {LAYOUT(MESH4, TENSOR("a\\nb", "8", "'Shard(0)'")), RS_EINVAL, "tensor 0|printable"},
     {LAYOUT(MESH4, TENSOR("a\\u0000b", "8", "'Shard(0)'")), RS_EINVAL, "line 1"},

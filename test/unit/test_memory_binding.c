@@ -201,7 +201,7 @@ START_TEST(gaps_doubles_and_strangers_are_refused_by_name)
 }
 END_TEST
 
-/* CASES A10: [4, 31, 10] with stride (320, 10, 1) leaves gaps; with (300, 10, 1) elements meet. */
+/* [4, 31, 10] with stride (320, 10, 1) leaves gaps; with (300, 10, 1) elements meet. */
 START_TEST(padded_strides_are_accepted_and_overlapping_ones_refused)
 {
     static const char *const T =
@@ -222,7 +222,7 @@ START_TEST(padded_strides_are_accepted_and_overlapping_ones_refused)
 }
 END_TEST
 
-/* CASES A20: gate first, up after it in one buffer; then column by column in one matrix. */
+/* Gate first, up after it in one buffer; then column by column in one matrix. */
 START_TEST(fused_buffers_by_rows_and_by_columns_are_accepted)
 {
     static const char *const T =
@@ -243,7 +243,7 @@ START_TEST(fused_buffers_by_rows_and_by_columns_are_accepted)
 }
 END_TEST
 
-/* CASES A21: rank 3 of 8 holds Q rows [51, 64) and K, V rows [64, 68) of one fused matrix. */
+/* Rank 3 of 8 holds Q rows [51, 64) and K, V rows [64, 68) of one fused matrix. */
 START_TEST(a_fused_qkv_shard_that_cuts_heads_is_accepted)
 {
     static const char *const T =
@@ -263,7 +263,7 @@ START_TEST(a_fused_qkv_shard_that_cuts_heads_is_accepted)
 }
 END_TEST
 
-/* CASES A04: [6, 256] on 4 ranks leaves rank 3 without rows: nothing to bind, no segment. */
+/* [6, 256] on 4 ranks leaves rank 3 without rows: nothing to bind, no segment. */
 START_TEST(an_empty_shard_needs_no_piece_and_no_segment)
 {
     struct layout *l = layout_of("{\"name\": \"w\", \"shape\": [6, 256], \"dtype\": \"float32\", "

@@ -80,7 +80,7 @@ START_TEST(a_segment_that_is_shorter_than_declared_is_refused)
 }
 END_TEST
 
-/* CASES A04: a worker without rows has no memory. */
+/* A worker without rows has no memory. */
 START_TEST(no_bytes_need_no_memory)
 {
     struct err e = {0};

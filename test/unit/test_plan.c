@@ -1,4 +1,4 @@
-/* The planner on small cases whose values are worked out by hand or by CASES.md. */
+/* The planner on small cases whose values are worked out by hand or published. */
 #include <stdlib.h>
 
 #include "plan/program.h"
@@ -6,7 +6,7 @@
 
 #include <check.h>
 
-/* DESIGN.md section 3: 8 x 8 bfloat16, two row shards on n0 to four column shards on n1. */
+/* config/samples' matrix: 8 x 8 bfloat16, two row shards on n0 to four column shards on n1. */
 static void example(struct zoo_case *c, enum dtype dtype, uint64_t rows, uint64_t columns)
 {
     uint32_t two = 2, four = 4, first = 8;
@@ -108,7 +108,7 @@ static struct plan *make(const struct zoo_case *c)
     return p;
 }
 
-/* CASES A24: [131072, 131072] of one byte, 4 row shards to 4 column shards: 2^34 bytes, 2^30 per pair. */
+/* [131072, 131072] of one byte, 4 row shards to 4 column shards: 2^34 bytes, 2^30 per pair. */
 START_TEST(sizes_beyond_32_bits_stay_exact)
 {
     struct zoo_case c;
@@ -143,7 +143,7 @@ static int count_only(const struct plan_transfer *t, void *arg)
     return 0;
 }
 
-/* CASES A34: [8192, 4096], 8 column shards to 8 row shards: 64 pairs, stored as boxes; a hundred times the
+/* [8192, 4096], 8 column shards to 8 row shards: 64 pairs, stored as boxes; a hundred times the
  * rows make no larger plan. */
 START_TEST(plan_size_does_not_depend_on_rows)
 {
@@ -379,7 +379,7 @@ static void many(struct zoo_case *c, uint32_t sources, const char *from, uint32_
     case_finish(c, 0, &first);
 }
 
-/* The aims of DESIGN.md section 10: busiest device within 5 % of the bound, time within 10 %. */
+/* The aims of `make bench`: busiest device within 5 % of the bound, time within 10 %. */
 START_TEST(busiest_device_and_time_stay_near_the_lower_bound)
 {
     static const struct {

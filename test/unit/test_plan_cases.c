@@ -1,11 +1,11 @@
-/* The published plans of CASES.md, by every strategy, in one domain and in many. */
+/* Plans whose pieces public fault reports state, by every strategy, in one domain and in many. */
 #include <check.h>
 #include <inttypes.h>
 
 #include "plan/planner.h"
 #include "test/lib/plan_judge.h"
 
-/* --- the published plans of CASES.md ------------------------------------- */
+/* --- plans whose pieces are published ------------------------------------- */
 
 /* Source and destination of one float32 tensor "w", all ranks on one node, or each rank on a node
  * of its own; destination rank r of a mesh that lists it. Ranks of both sides have the same numbers

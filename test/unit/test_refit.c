@@ -1,4 +1,4 @@
-/* The decider, event by event. What it must do stands in DESIGN.md section 5 and in the cases named below. */
+/* The decider, event by event. What it must do stands in refit.h, and the phases' invariants in phase.c. */
 #include "refit/refit.h"
 
 #include <check.h>
@@ -429,7 +429,7 @@ START_TEST(submit_on_a_full_disk_is_refused_and_leaves_nothing)
 }
 END_TEST
 
-/* CASES E07. */
+/* The same version twice, again after its commit, two at the same instant; then other content. */
 START_TEST(same_content_gets_the_same_answer_and_other_content_is_refused)
 {
     struct bed b;
@@ -493,7 +493,7 @@ START_TEST(content_that_is_not_known_may_be_tried_again)
 }
 END_TEST
 
-/* CASES E08. */
+/* 5, 7, then 6. */
 START_TEST(versions_grow_with_gaps_and_a_refusal_names_the_newest)
 {
     struct bed b;
@@ -597,7 +597,7 @@ START_TEST(a_second_version_of_the_same_membership_keeps_its_epoch)
 }
 END_TEST
 
-/* CASES E06, B17: the decision is durable, with its acceptances, before anyone hears of it. */
+/* The decision is durable, with its acceptances, before anyone hears of it. */
 START_TEST(a_commit_is_told_only_after_it_is_durable)
 {
     struct bed b;
@@ -651,7 +651,7 @@ START_TEST(a_commit_that_can_not_be_written_aborts_and_the_version_stays_what_it
 }
 END_TEST
 
-/* CASES B13. */
+/* v1 to both, v2 to one, v3 to both: a barrier of one version must not hold up the next. */
 START_TEST(versions_to_changing_sets_of_receivers_all_commit)
 {
     struct bed b;
@@ -689,7 +689,7 @@ END_TEST
 
 /* --- failure --- */
 
-/* CASES B14: four receivers on four nodes, one fails in the middle. */
+/* Four receivers on four nodes, one fails in the middle. */
 START_TEST(one_receivers_failure_reaches_all_and_the_next_version_is_fine)
 {
     struct bed b;
@@ -732,7 +732,7 @@ START_TEST(one_receivers_failure_reaches_all_and_the_next_version_is_fine)
 }
 END_TEST
 
-/* CASES B16: "that the aborted attempt can't be committed; a new one may". */
+/* The aborted attempt can't be committed; a new one may. */
 START_TEST(a_failed_attempt_can_not_be_accepted_and_needs_no_reset)
 {
     struct bed b;
@@ -1163,7 +1163,7 @@ START_TEST(the_prepare_deadline_names_who_is_not_ready)
 }
 END_TEST
 
-/* CASES B18. */
+/* A restarted engine is not to be taken for one that has weights. */
 START_TEST(a_new_worker_is_empty_until_a_commit_in_its_own_life)
 {
     struct bed b;
@@ -1230,7 +1230,7 @@ START_TEST(abort_answers_when_the_version_has_ended)
     ck_assert_int_eq(code(&b, abort_version(&b, 0)), RS_EPRECOND);
     ck_assert_int_eq(code(&b, abort_version(&b, 3)), RS_ENOTFOUND);
     whole(&b, 1, "a");
-    ck_assert_int_eq(code(&b, abort_version(&b, 1)), RS_EPRECOND); /* CASES B17 */
+    ck_assert_int_eq(code(&b, abort_version(&b, 1)), RS_EPRECOND); /* committed */
     to_transfer(&b, 2, "b");
     (void)submit(&b, 3, "c", 1);
     uint64_t queued = abort_version(&b, 3);
@@ -1585,7 +1585,7 @@ START_TEST(a_version_that_was_overtaken_while_the_ledger_wrote_is_superseded)
 }
 END_TEST
 
-/* CASES B17: a daemon fails between prepare and commit. */
+/* A daemon fails between prepare and commit. */
 START_TEST(a_lost_data_plane_matters_until_everything_is_staged)
 {
     for (int at = REFIT_PLANNED; at <= REFIT_ACCEPTING; at++) {

@@ -1,4 +1,4 @@
-/* The listening sockets: CASES E11 (whose socket file is it), D08 (paths), one port for one daemon,
+/* The listening sockets: whose socket file it is, its path, one port for one daemon,
  * loopback only. */
 #include <check.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Hostile protobuf bytes: CASES D09 to D12 as far as they are not about meaning. Bytes are written
+/* Hostile protobuf bytes: malformed, small but of huge memory, deep, broken strings. Bytes are written
  * by hand. */
 #include <check.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ END_TEST
 
 START_TEST(packed_runs_may_be_empty_and_several)
 {
-    ck_assert_int_eq(SCAN(TENSOR, "\x12\x00"), 0); /* D09 (a) */
+    ck_assert_int_eq(SCAN(TENSOR, "\x12\x00"), 0);
     ck_assert_int_eq(SCAN(TENSOR, "\x6a\x00"), 0); /* (b), unknown field 13 */
     ck_assert_int_eq(SCAN(TENSOR, "\x12\x01\x08\x12\x01\x09"), 0);
     ck_assert_int_eq(SCAN(TENSOR, "\x10\x08\x12\x01\x09"), 0); /* unpacked and packed */
@@ -64,8 +64,7 @@ END_TEST
 
 START_TEST(malformed_bytes_are_refused)
 {
-    ck_assert_int_eq(SCAN(TENSOR, "\x88\x80\x80\x80\x41\x00"),
-                     RS_EINVAL); /* D09 (c): tag beyond 32 bits */
+    ck_assert_int_eq(SCAN(TENSOR, "\x88\x80\x80\x80\x41\x00"), RS_EINVAL); /* tag beyond 32 bits */
     ck_assert_int_eq(SCAN(TENSOR, "\x88\x80\x80\x80\x80\x00\x00"),
                      RS_EINVAL); /* a tag of six bytes */
     ck_assert_int_eq(SCAN(TENSOR, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
@@ -117,8 +116,7 @@ END_TEST
 
 START_TEST(text_must_be_utf8_without_nul)
 {
-    ck_assert_int_eq(SCAN(TENSOR, "\x0a\x02\xf0\x80"),
-                     RS_EINVAL); /* D12, protobuf-c/protobuf-c#726 */
+    ck_assert_int_eq(SCAN(TENSOR, "\x0a\x02\xf0\x80"), RS_EINVAL); /* protobuf-c/protobuf-c#726 */
     ck_assert_int_eq(SCAN(TENSOR, "\x0a\x03"
                                   "a\x00"
                                   "b"),
@@ -175,7 +173,7 @@ START_TEST(depth_is_limited)
 }
 END_TEST
 
-/* D10: 4 MiB of one-byte varints, and two million empty messages of two bytes. */
+/* 4 MiB of one-byte varints, and two million empty messages of two bytes. */
 START_TEST(small_bytes_that_would_be_huge_memory_are_refused_unpacked)
 {
     size_t n = (size_t)4 << 20;
@@ -205,7 +203,7 @@ START_TEST(small_bytes_that_would_be_huge_memory_are_refused_unpacked)
 }
 END_TEST
 
-/* D11: what has no limit in protobuf-c has none to need, since no message holds itself. */
+/* Depth: what has no limit in protobuf-c has none to need, since no message holds itself. */
 static void expect_no_cycle(const ProtobufCMessageDescriptor *type,
                             const ProtobufCMessageDescriptor **above, unsigned depth)
 {
@@ -232,7 +230,7 @@ START_TEST(no_message_of_the_schema_holds_itself)
 }
 END_TEST
 
-/* D09 (k), scaled: noise, and good messages with a few bytes changed; what passes the scan unpacks
+/* Noise, and good messages with a few bytes changed; what passes the scan unpacks
  * within its budget. */
 START_TEST(noise_never_gets_further_than_the_scan_allows)
 {

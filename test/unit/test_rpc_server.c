@@ -1,5 +1,5 @@
 /* What only the gRPC side has: stop, sizes, keepalive, killed clients, descriptors, trailers, the
- * blocking client's own promises. CASES D01, D03 to D07, D14, D15, scaled down. */
+ * blocking client's own promises. */
 #include "test/lib/rpc_twins.h"
 
 #include <poll.h>
@@ -79,10 +79,10 @@ static void short_stop(void *arg)
 {
     struct twin *t = arg;
     rpc_server_stop(t->server, 200, on_stopped, t);
-    rpc_server_stop(t->server, 0, on_stopped, t); /* D01: the second signal changes nothing */
+    rpc_server_stop(t->server, 0, on_stopped, t); /* the second signal changes nothing */
 }
 
-/* D01: five long polls that nobody answers, a unary call, a stream. */
+/* Five long polls that nobody answers, a unary call, a stream. */
 START_TEST(a_stop_cuts_off_at_its_grace_what_does_not_end)
 {
     struct twin t;
@@ -145,7 +145,7 @@ START_TEST(a_server_can_be_stopped_before_its_loop_ever_ran)
 }
 END_TEST
 
-/* D14: other handles of the loop are none of the server's business. */
+/* Other handles of the loop are none of the server's business. */
 START_TEST(a_stop_leaves_the_loop_s_other_handles_alone)
 {
     struct twin t;
@@ -252,7 +252,7 @@ END_TEST
 
 /* --- sizes ------------------------------------------------------------------------------------ */
 
-/* D04, with the greatest limit of the table, where gRPC itself is the one that refuses. */
+/* With the greatest limit of the table, where gRPC itself is the one that refuses. */
 START_TEST(sizes_around_four_mebibytes)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -593,7 +593,6 @@ static bool pinger_is_gone(int fd, uint64_t ms)
     return false;
 }
 
-/* D05 */
 START_TEST(an_eager_pinger_is_cut_off_and_an_agreed_one_is_not)
 {
     struct twin t;
@@ -661,7 +660,7 @@ static size_t resident_bytes(void)
 #define N_CANCELLED 2000
 #endif
 
-/* D06: cancelled at every stage; nothing stays. */
+/* Cancelled at every stage; nothing stays. */
 START_TEST(thousands_of_cancelled_calls_leave_nothing)
 {
     struct twin t;
@@ -720,7 +719,7 @@ static void doomed_client(const char *path, int go, int ready)
         (void)pause();
 }
 
-/* D03 and D06: killed in the middle of being written to; no SIGPIPE, no call left. */
+/* Killed in the middle of being written to; no SIGPIPE, no call left. */
 START_TEST(killed_clients_leave_no_call_and_no_harm)
 {
     struct twin t;
@@ -845,7 +844,6 @@ static uint64_t cpu_ms(void)
            (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1000;
 }
 
-/* D07 */
 START_TEST(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)
 {
     struct twin t;
@@ -908,7 +906,7 @@ START_TEST(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)
 }
 END_TEST
 
-/* --- posting to the loop (D15) ---------------------------------------------------------------- */
+/* --- posting to the loop ---------------------------------------------------------------------- */
 
 #define N_POSTERS 4
 #define N_POSTS   25000

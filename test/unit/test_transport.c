@@ -183,7 +183,7 @@ static void check_filled(const uint8_t *p, uint32_t from, uint32_t to, uint64_t 
 
 /* --- contract --------------------------------------------------------------------------------- */
 
-/* CASES C10: all pairs, sizes 0 (left out), 1 and 4 MiB, listed in another order on each rank. */
+/* All pairs, sizes 0 (left out), 1 and 4 MiB, listed in another order on each rank. */
 static void all_pairs(const struct kind *kind, uint64_t seed)
 {
     enum { N = 4, BIG = 4 << 20 };
@@ -250,7 +250,7 @@ START_TEST(all_pairs_arrive_under_seeded_delays)
 }
 END_TEST
 
-/* CASES C11. */
+/* Must be an error, neither a hang nor wrong bytes at the end. */
 static void size_mismatch(const struct kind *kind)
 {
     struct node node;
