@@ -18,15 +18,11 @@
 #include "base/banned.h"
 
 /* What placing needs lies side by side, one line of cache per step: legs and streams are visited in no order that
- * their numbers have. */
-struct job {        /* a leg */
-    uint64_t ready; /* earliest start */
-    uint32_t stream;
-    uint32_t waits;  /* edges whose parents are not placed */
-    uint32_t queued; /* next leg of the stream's queue */
-    uint32_t feeds;  /* is relayed further */
-};
-
+ * their numbers have.
+ *
+ * Until a leg is placed its own fields hold what placing needs of it: `start` the earliest start, `next` the next leg
+ * of its stream's queue, `base` the edges whose parents are not placed (once it's available: 0), and FEEDS where it is
+ * relayed further. Then `start` is its start; `next` and `base` are set when all are placed. */
 struct lane {            /* a stream */
     uint32_t head, tail; /* legs that are available, in the order in which they became so */
     uint32_t offer;      /* NONE32: nothing available */
@@ -59,7 +55,6 @@ enum { START_PART = 64 };
 struct timetable {
     struct plan *p;
     uint32_t *child, *sibling; /* per edge: children by first child and next sibling */
-    struct job *jobs;
     struct lane *lanes;
     struct sender *senders; /* per port (2 * device + network) */
     struct receiver *receivers;
@@ -320,11 +315,11 @@ static uint64_t later(uint64_t a, uint64_t b)
 static void offer_put(struct timetable *t, uint32_t stream)
 {
     struct lane *s = &t->lanes[stream];
-    const struct job *j = &t->jobs[s->head];
+    const struct plan_leg *l = &t->p->legs.at[s->head];
     if (s->offer == NONE32)
         s->offer = t->receivers[s->in].first_offer + t->receivers[s->in].n_offers++;
-    t->offers.ready[s->offer] = j->ready;
-    t->offers.out[s->offer] = s->out | (j->feeds != 0 ? FEEDS : 0);
+    t->offers.ready[s->offer] = l->start;
+    t->offers.out[s->offer] = s->out | (uint32_t)l->base;
     t->offers.stream[s->offer] = stream;
 }
 
@@ -342,17 +337,17 @@ static void offer_drop(struct timetable *t, struct lane *s)
 /* The leg joins its stream's queue: all that it depends on is placed. */
 static void make_available(struct timetable *t, uint32_t leg)
 {
-    struct job *j = &t->jobs[leg];
-    struct lane *s = &t->lanes[j->stream];
-    j->queued = NONE32;
+    struct plan_leg *l = &t->p->legs.at[leg];
+    struct lane *s = &t->lanes[l->stream];
+    l->next = NONE32;
     if (s->head == NONE32) {
         s->head = leg;
-        offer_put(t, j->stream);
+        offer_put(t, l->stream);
     } else {
-        t->jobs[s->tail].queued = leg;
+        t->p->legs.at[s->tail].next = leg;
     }
     s->tail = leg;
-    heap_offer(t, s->in, later(t->receivers[s->in].free, j->ready));
+    heap_offer(t, s->in, later(t->receivers[s->in].free, l->start));
 }
 
 /* Earliest start of child edge c's leg, whose parent edge has just been placed: see plan_messages.c on why rounds are
@@ -371,53 +366,74 @@ static uint64_t child_ready(const struct plan *p, const struct plan_edge *parent
     return ready > before ? ready - before : 0;
 }
 
+/* The legs of children are all over memory: they are asked for before they are needed. */
+static void fetch_children(const struct timetable *t, uint32_t edge)
+{
+    const struct plan *p = t->p;
+    for (uint32_t c = t->child[edge]; c != NONE32; c = t->sibling[c])
+        __builtin_prefetch(&p->legs.at[p->edges.at[c].leg], 1);
+    for (uint32_t c = t->child[edge]; c != NONE32; c = t->sibling[c])
+        __builtin_prefetch(&t->lanes[p->legs.at[p->edges.at[c].leg].stream], 1);
+}
+
 static void place_children(struct timetable *t, uint32_t edge)
 {
     struct plan *p = t->p;
+    fetch_children(t, edge);
     for (uint32_t c = t->child[edge]; c != NONE32; c = t->sibling[c]) {
         uint32_t leg = p->edges.at[c].leg;
-        struct job *j = &t->jobs[leg];
-        j->ready = later(j->ready, child_ready(p, &p->edges.at[edge], &p->edges.at[c]));
-        if (--j->waits == 0)
+        struct plan_leg *l = &p->legs.at[leg];
+        l->start = later(l->start, child_ready(p, &p->edges.at[edge], &p->edges.at[c]));
+        l->base--;
+        if ((l->base & ~(uint64_t)FEEDS) == 0)
             make_available(t, leg);
     }
-}
-
-/* The leg goes to the end of its stream. */
-static void append(struct plan *p, uint32_t leg, uint64_t start)
-{
-    struct plan_leg *l = &p->legs.at[leg];
-    struct plan_stream *s = &p->streams.at[l->stream];
-    l->start = start;
-    l->base = s->bytes;
-    s->bytes += l->bytes;
-    if (s->last_leg == NONE32)
-        s->first_leg = leg;
-    else
-        p->legs.at[s->last_leg].next = leg;
-    s->last_leg = leg;
 }
 
 static void place(struct timetable *t, uint32_t stream, uint64_t start)
 {
     struct plan *p = t->p;
     struct lane *s = &t->lanes[stream];
-    uint32_t leg = s->head;
-    const struct plan_leg *l = &p->legs.at[leg];
+    struct plan_leg *l = &p->legs.at[s->head];
     struct sender *out = &t->senders[s->out];
     struct receiver *in = &t->receivers[s->in];
-    uint64_t took = plan_time(p, p->streams.at[stream].tier, l->bytes);
-    append(p, leg, start);
+    uint64_t took = plan_time(p, (uint8_t)(s->in % 2 == 1 ? TIER_NETWORK : TIER_DOMAIN), l->bytes);
+    l->start = start;
     out->free = in->free = start + took;
     out->left -= took;
     in->left -= took;
-    s->head = t->jobs[leg].queued;
+    s->head = l->next;
     if (s->head == NONE32)
         offer_drop(t, s);
     else
         offer_put(t, stream);
-    for (uint32_t i = 0; t->jobs[leg].feeds != 0 && i < l->n_edges; i++)
+    for (uint32_t i = 0; (l->base & FEEDS) != 0 && i < l->n_edges; i++)
         place_children(t, p->leg_edges.at[l->first_edge + i]);
+}
+
+/* A stream's legs lie together; they follow each other by their starts (one link takes them in; ties of tiny ones by
+ * number). */
+static void chain_legs(struct plan *p, uint32_t *order)
+{
+    for (uint32_t first = 0, n; first < p->legs.n; first += n) {
+        struct plan_stream *s = &p->streams.at[p->legs.at[first].stream];
+        for (n = 0;
+             first + n < p->legs.n && p->legs.at[first + n].stream == p->legs.at[first].stream;
+             n++) {
+            uint32_t k = n; /* most legs are placed in the order in which they lie */
+            for (; k > 0 && p->legs.at[order[k - 1]].start > p->legs.at[first + n].start; k--)
+                order[k] = order[k - 1];
+            order[k] = first + n;
+        }
+        s->first_leg = order[0];
+        s->last_leg = order[n - 1];
+        for (uint32_t i = 0; i < n; i++) {
+            struct plan_leg *l = &p->legs.at[order[i]];
+            l->base = s->bytes;
+            l->next = i + 1 < n ? order[i + 1] : NONE32;
+            s->bytes += l->bytes;
+        }
+    }
 }
 
 /* What makes one offer better than another, as a number to be small: how much later than `now` it can start, then
@@ -488,7 +504,6 @@ static int timetable_init(struct timetable *t, struct plan *p)
     t->p = p;
     t->child = mem_alloc(n_edges * sizeof *t->child);
     t->sibling = mem_alloc(n_edges * sizeof *t->sibling);
-    t->jobs = mem_calloc(p->legs.n + 1, sizeof *t->jobs);
     t->lanes = mem_calloc(n_streams, sizeof *t->lanes);
     t->senders = mem_calloc(n_ports, sizeof *t->senders);
     t->receivers = mem_calloc(n_ports, sizeof *t->receivers);
@@ -498,10 +513,9 @@ static int timetable_init(struct timetable *t, struct plan *p)
     t->heap = mem_calloc(n_ports, sizeof *t->heap);
     t->heap_at = mem_alloc(n_ports * sizeof *t->heap_at);
     t->heap_key = mem_calloc(n_ports, sizeof *t->heap_key);
-    if (t->child == NULL || t->sibling == NULL || t->jobs == NULL || t->lanes == NULL ||
-        t->senders == NULL || t->receivers == NULL || t->offers.ready == NULL ||
-        t->offers.out == NULL || t->offers.stream == NULL || t->heap == NULL ||
-        t->heap_at == NULL || t->heap_key == NULL)
+    if (t->child == NULL || t->sibling == NULL || t->lanes == NULL || t->senders == NULL ||
+        t->receivers == NULL || t->offers.ready == NULL || t->offers.out == NULL ||
+        t->offers.stream == NULL || t->heap == NULL || t->heap_at == NULL || t->heap_key == NULL)
         return RS_ENOMEM;
     memset(t->child, 0xFF, n_edges * sizeof *t->child);
     memset(t->heap_at, 0xFF, n_ports * sizeof *t->heap_at);
@@ -512,7 +526,6 @@ static void timetable_close(struct timetable *t)
 {
     mem_free(t->child);
     mem_free(t->sibling);
-    mem_free(t->jobs);
     mem_free(t->lanes);
     mem_free(t->senders);
     mem_free(t->receivers);
@@ -533,8 +546,8 @@ static void link_edges(struct timetable *t)
             continue;
         t->sibling[i] = t->child[parent];
         t->child[parent] = i;
-        t->jobs[p->edges.at[i].leg].waits++;
-        t->jobs[p->edges.at[parent].leg].feeds = 1;
+        p->legs.at[p->edges.at[i].leg].base++;
+        p->legs.at[p->edges.at[parent].leg].base |= FEEDS;
     }
 }
 
@@ -571,7 +584,6 @@ static void load_ports(struct timetable *t)
     for (uint32_t i = 0; i < p->legs.n; i++) {
         const struct plan_leg *l = &p->legs.at[i];
         uint64_t takes = plan_time(p, p->streams.at[l->stream].tier, l->bytes);
-        t->jobs[i].stream = l->stream;
         t->receivers[t->lanes[l->stream].in].left += takes;
         t->senders[t->lanes[l->stream].out].left += takes;
     }
@@ -584,7 +596,7 @@ static void load_ports(struct timetable *t)
 static void offer_first(struct timetable *t)
 {
     for (uint32_t i = 0; i < t->p->legs.n; i++)
-        if (t->jobs[i].waits == 0)
+        if ((t->p->legs.at[i].base & ~(uint64_t)FEEDS) == 0)
             make_available(t, i);
 }
 
@@ -600,6 +612,7 @@ int plan_rounds(struct plan *p, struct err *e)
         load_ports(&t);
         offer_first(&t);
         rs_assert(place_all(&t) == p->legs.n);
+        chain_legs(p, t.child); /* not needed any more */
     }
     timetable_close(&t);
     if (r != 0)
