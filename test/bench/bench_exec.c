@@ -431,8 +431,8 @@ static void *raw_run(void *arg)
     struct raw_end *x = arg;
     for (size_t at = 0; at < x->bytes;) {
         size_t n = x->bytes - at < RAW_PIECE_BYTES ? x->bytes - at : RAW_PIECE_BYTES;
-        ssize_t r =
-            x->send ? send(x->fd, x->data + at, n, MSG_NOSIGNAL) : recv(x->fd, x->data + at, n, MSG_WAITALL);
+        ssize_t r = x->send ? send(x->fd, x->data + at, n, MSG_NOSIGNAL)
+                            : recv(x->fd, x->data + at, n, MSG_WAITALL);
         if (r <= 0)
             abort();
         at += (size_t)r;
