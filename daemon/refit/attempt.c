@@ -425,12 +425,14 @@ void attempt_release_sources(struct step *s, struct refit_version *v)
     if (v->source_released)
         return;
     v->source_released = true;
-    v->stall_ns = s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+    v->stall_ns = since_submitted(s, v);
     step_mark(s, v, "source_released", "", s->ev->now_ns);
     foreach_worker (w, r) {
-        if (w->layout->side != REFIT_SOURCE || w->published != v->version || w->released)
+        bool held = w->published == v->version && !w->released;
+        if (w->layout->side != REFIT_SOURCE || (!held && w->claimed != v->version))
             continue;
-        w->released = true;
+        w->released |= held;
+        w->claimed = w->claimed == v->version ? 0 : w->claimed;
         step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v, "");
     }
 }
@@ -605,7 +607,7 @@ static void commit(struct step *s)
     r->committing = true;
     r->deadline_ns = REFIT_NEVER; /* the ledger answers */
     v->committed_wall_ns = s->ev->wall_ns;
-    v->total_ns = s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+    v->total_ns = since_submitted(s, v); /* as the ledger has it; set anew when it is durable */
     step_record_version(s, v, REFIT_COMMITTED);
     step_record_model(s, v->version);
     step_record_attempt(s, v, REFIT_COMMITTED);
@@ -672,6 +674,7 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
         return;
     }
     phase_move(r, v, REFIT_COMMITTED);
+    v->total_ns = since_submitted(s, v);
     r->committed = v->version;
     r->committed_wall_ns = v->committed_wall_ns;
     r->committed_ns = s->ev->now_ns;

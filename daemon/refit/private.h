@@ -83,6 +83,7 @@ void step_wait(struct step *s, const struct refit_waiter *w);
 void step_answer(struct step *s, enum waiter_kind kind, uint64_t id, int code, const char *text,
                  uint64_t value);
 uint64_t deadline_after(const struct step *s, uint32_t ms);
+uint64_t since_submitted(const struct step *s, const struct refit_version *v);
 
 /* --- queue.c --- */
 int queue_submit(struct step *s);

@@ -283,7 +283,7 @@ static void version_fill(struct refit_version *v, const struct refit *r, struct 
     v->submitted_ns = ev->now_ns;
     v->submitted_wall_ns = ev->wall_ns;
     v->total_ns = v->wire_ns = v->stall_ns = 0;
-    v->source_released = false;
+    v->source_released = v->ended_by_restart = false;
     v->durable = false;
     v->code = 0;
     v->reason[0] = '\0';
@@ -485,7 +485,7 @@ void queue_next(struct step *s)
 void queue_end(struct step *s, struct refit_version *v, enum refit_phase end)
 {
     v->ending = end;
-    v->total_ns = s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+    v->total_ns = since_submitted(s, v); /* as the ledger has it; set anew when it is durable */
     step_record_version(s, v, end);
     if (v->attempt != 0 && v == s->r->in_flight)
         step_record_attempt(s, v, end);
@@ -497,7 +497,8 @@ static void end_in_flight(struct step *s, struct refit_version *v)
     struct refit *r = s->r;
     const char *reason = step_text(s, "%s", v->reason);
     foreach_worker (w, r)
-        if (w->layout->side == REFIT_DESTINATION || w->published == v->version)
+        if (w->layout->side == REFIT_DESTINATION || w->published == v->version ||
+            w->claimed == v->version)
             step_tell(s, w, REFIT_TELL_ABORTED, v, reason);
     foreach_worker (w, r)
         if (w->ready == v->version)
@@ -519,6 +520,7 @@ void queue_end_written(struct step *s, const struct refit_write *w)
     enum refit_phase end = v->ending;
     v->ending = REFIT_NONE;
     phase_move(r, v, end);
+    v->total_ns = since_submitted(s, v);
     if (end == REFIT_SUPERSEDED)
         r->n_superseded++;
     else

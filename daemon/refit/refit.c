@@ -318,6 +318,11 @@ uint64_t deadline_after(const struct step *s, uint32_t ms)
     return s->ev->now_ns + (uint64_t)ms * MS;
 }
 
+uint64_t since_submitted(const struct step *s, const struct refit_version *v)
+{
+    return s->ev->now_ns > v->submitted_ns ? s->ev->now_ns - v->submitted_ns : 0;
+}
+
 /* --- dispatch --- */
 
 /* The write that is answered: mostly the oldest, but one that the service could not even hand to the
@@ -384,9 +389,11 @@ static void on_restored(struct step *s)
             continue;
         any = true;
         v->code = RS_EABORTED;
-        (void)snprintf(v->reason, sizeof v->reason,
-                       "the coordinator was restarted while version %llu was %s; submit it again",
-                       (unsigned long long)v->version, sm_name(&v->phase));
+        (void)snprintf(
+            v->reason, sizeof v->reason,
+            "the coordinator was restarted before version %llu had ended; submit it again",
+            (unsigned long long)v->version);
+        v->ended_by_restart = true;
         if (v->phase.state != REFIT_ABORTING)
             phase_move(r, v, REFIT_ABORTING);
         phase_move(r, v, REFIT_ABORTED);

@@ -148,6 +148,7 @@ struct refit_worker {
     uint64_t published;   /* newest version published */
     uint64_t publication; /* of `published` */
     bool released;        /* `published` may have been overwritten since */
+    uint64_t claimed;     /* published to an earlier start or lease; it waits for the release */
     /* destinations */
     uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
     uint64_t held_content; /* its publication sum; 0: not known */
@@ -181,6 +182,7 @@ struct refit_version {
     uint64_t n_attempts;
     uint64_t epoch;
     bool source_released;
+    bool ended_by_restart;       /* ABORTED by RESTORED */
     char reason[ERR_TEXT_BYTES]; /* ABORTING, ABORTED, SUPERSEDED */
     int code;                    /* with reason */
     uint64_t submitted_ns;       /* monotonic; 0: before this start */
@@ -322,7 +324,11 @@ struct refit_event {
             enum refit_receive receive;
             bool accept_automatically;
             uint64_t live, shadow; /* versions that its memory holds, verified; 0: none */
-            /* replied: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout, RS_EINVAL,
+            bool torn; /* live memory was being written and holds no version that is known */
+            /* Sources: published, and no release was heard of. Destinations: Ready or Accept was
+             * said, and no end was heard of. 0: it waits for nothing. */
+            uint64_t waits_for;
+            /* replied, then told what it may have missed: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout, RS_EINVAL,
              * RS_EEXHAUSTED; values: version = committed, attempt = held, value = applied */
         } attached;
         struct {

@@ -255,6 +255,7 @@ static void worker_fill(struct refit_worker *w, const struct refit *r, struct re
     w->accept_automatically = ev->attached.accept_automatically;
     if (l->side == REFIT_SOURCE)
         return;
+    w->torn = ev->attached.torn;
     /* Only committed content can have been verified. */
     w->applied = ev->attached.live <= r->committed ? ev->attached.live : 0;
     w->held = w->receive == REFIT_IN_PLACE          ? w->applied
@@ -264,6 +265,44 @@ static void worker_fill(struct refit_worker *w, const struct refit *r, struct re
     w->held_content = v == NULL ? 0 : v->publication;
 }
 
+/* Whether nothing reads a source's memory for this version any more. One that is not known may yet be
+ * submitted: its Submit may have been lost with the coordinator. */
+static bool release_is_past(const struct refit *r, uint64_t version)
+{
+    const struct refit_version *v = refit_find_version(r, version);
+    return v == NULL ? version <= r->committed
+                     : refit_phase_final(v->phase.state) || v->source_released;
+}
+
+/* What was said while the worker had no stream, or never, since the coordinator's restart ended it.
+ * Whoever attaches hears of what the restart ended, as long as nothing newer is committed: a worker
+ * may wait for it without having said anything about it. */
+static void tell_missed(struct step *s, struct refit_worker *w)
+{
+    enum { MISSED_MOST = 16 };
+    const struct refit *r = s->r;
+    uint64_t waits_for = s->ev->attached.waits_for;
+    const struct refit_version bare = {.version = waits_for};
+    const struct refit_version *waited = refit_find_version(r, waits_for);
+    waited = waited == NULL ? &bare : waited;
+    int n = 0;
+    foreach_version (v, r)
+        if (v->version > r->committed && v->phase.state == REFIT_ABORTED && n < MISSED_MOST &&
+            (v->ended_by_restart || v == waited)) {
+            step_tell(s, w, REFIT_TELL_ABORTED, v, step_text(s, "%s", v->reason));
+            n++;
+        }
+    if (waits_for != 0 && waits_for == r->committed)
+        step_tell(s, w, REFIT_TELL_COMMITTED, waited, "");
+    if (waits_for == 0 || w->layout->side != REFIT_SOURCE ||
+        (w->published == waits_for && !w->released))
+        return;
+    if (release_is_past(r, waits_for))
+        step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, waited, "");
+    else
+        w->claimed = waits_for;
+}
+
 int workers_attached(struct step *s)
 {
     struct refit *r = s->r;
@@ -271,6 +310,7 @@ int workers_attached(struct step *s)
     struct refit_worker *w = refit_find_worker(r, ev->attached.worker);
     if (w != NULL && !w->gone) { /* resumed */
         reply_attached(s, w);
+        tell_missed(s, w);
         return 0;
     }
     if (w != NULL) {
@@ -300,6 +340,7 @@ int workers_attached(struct step *s)
     l->wanted = true;
     r->epoch_stale = true;
     reply_attached(s, w);
+    tell_missed(s, w);
     return 0;
 }
 
@@ -386,6 +427,7 @@ void workers_published(struct step *s)
         w->published = ev->published.version;
         w->publication = ev->published.publication;
         w->released = false;
+        w->claimed = 0;
     }
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }

@@ -258,6 +258,10 @@ void check_end(struct world *w)
         if (w->requests[i].open && w->requests[i].coordinator_life == w->coordinator_life)
             world_fail(w, "request %u (kind %d, version %llu) is never answered", i + 1,
                        (int)w->requests[i].kind, ULL(w->requests[i].version));
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (w->workers[i].attached && w->workers[i].awaits != 0)
+            world_fail(w, "worker %u never hears how version %llu ended", i,
+                       ULL(w->workers[i].awaits));
     if (w->refit->in_flight != NULL)
         world_fail(w, "version %llu never ends: it is %s", ULL(w->refit->in_flight->version),
                    refit_phase_name(w->refit->in_flight->phase.state));

@@ -559,7 +559,10 @@ static void worker_attaches(struct world *w, uint32_t index)
                                           .receive = worker->receive,
                                           .accept_automatically = worker->automatic,
                                           .live = live ? worker->live.version : 0,
-                                          .shadow = shadow ? worker->shadow.version : 0}};
+                                          .shadow = shadow ? worker->shadow.version : 0,
+                                          .torn = !live && worker->receive == REFIT_IN_PLACE &&
+                                                  worker->awaits != 0,
+                                          .waits_for = worker->awaits}};
     step(w, &ev);
     if (w->refit == NULL)
         return;
@@ -587,7 +590,7 @@ static void worker_dies(struct world *w, uint32_t index)
     bool keeps = world_chance(w, 0.5);
     if (!keeps) { /* a new process with new memory; else the memory outlives it */
         worker->live = worker->shadow = (struct memory){0};
-        worker->published = 0;
+        worker->published = worker->awaits = 0;
     }
     struct refit_event *ev = tell(w, REFIT_EV_LEFT, 3);
     ev->left.worker = worker->id;
@@ -613,12 +616,23 @@ static void publish(struct world *w, struct worker *worker, uint64_t version)
     ev->published.publication = worker->salt;
 }
 
+/* What ends a worker's wait: a release for a source; a commit or an abort for a destination. */
+static void hears(const struct world *w, struct worker *worker, const struct refit_action *a)
+{
+    bool source = w->layouts[worker->layout].side == REFIT_SOURCE;
+    bool ends = source ? a->tell == REFIT_TELL_SOURCE_RELEASED
+                       : a->tell == REFIT_TELL_COMMITTED || a->tell == REFIT_TELL_ABORTED;
+    if (ends && a->version == worker->awaits)
+        worker->awaits = 0;
+}
+
 static void worker_receives(struct world *w, const struct message *m)
 {
     struct worker *worker = &w->workers[m->who];
     const struct refit_action *a = &m->action;
     if (!worker->attached || m->life != worker->life)
         return;
+    hears(w, worker, a);
     if (!worker->behaves && fault(w, 0.15))
         return; /* does not answer this one */
     struct refit_event *ev;
@@ -761,6 +775,17 @@ static bool late(const struct world *w, const struct message *m)
     return m->coordinator_life != w->coordinator_life || w->refit == NULL;
 }
 
+/* Of a version that may still go on: what is refused as too late nobody waits for. */
+static void awaits_end(const struct world *w, struct worker *worker, uint64_t version)
+{
+    const struct refit_version *v = refit_find_version(w->refit, version);
+    bool over = v == NULL ? version <= w->refit->committed : refit_phase_final(v->phase.state);
+    bool released = v != NULL && v->source_released &&
+                    w->layouts[worker->layout].side == REFIT_SOURCE;
+    if (!over && !released)
+        worker->awaits = version;
+}
+
 /* What the world has to know of an event before the decider has it. */
 static void note_event(struct world *w, const struct message *m)
 {
@@ -769,12 +794,18 @@ static void note_event(struct world *w, const struct message *m)
     if (ev->type == REFIT_EV_VERDICT && ev->verdict.accept &&
         (worker = world_worker(w, ev->verdict.worker)) != NULL)
         worker->accepted_attempt = ev->verdict.attempt;
+    if (ev->type == REFIT_EV_VERDICT && (worker = world_worker(w, ev->verdict.worker)) != NULL)
+        awaits_end(w, worker, ev->verdict.version);
+    if (ev->type == REFIT_EV_READY && (worker = world_worker(w, ev->ready.worker)) != NULL)
+        awaits_end(w, worker, ev->ready.version);
     if (ev->type == REFIT_EV_NODE_UP || ev->type == REFIT_EV_NODE_LOST)
         w->nodes[ev->node.node].known_life = m->life;
     if (ev->type == REFIT_EV_LEFT && (worker = world_worker(w, ev->left.worker)) != NULL)
         worker->left_for_good = ev->left.for_good;
     if (ev->type == REFIT_EV_PUBLISHED && (worker = world_worker(w, ev->published.worker)) != NULL)
         worker->publishing = false;
+    if (ev->type == REFIT_EV_PUBLISHED && worker != NULL)
+        awaits_end(w, worker, ev->published.version);
     if (ev->type == REFIT_EV_STAGED)
         for (uint32_t i = 0; i < w->n_workers; i++)
             if (w->workers[i].automatic && w->workers[i].accepted_attempt < ev->node.attempt)

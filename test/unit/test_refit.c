@@ -33,6 +33,8 @@ struct bed {
     long fail_at; /* > 0: this allocation fails, then the event is given again */
     bool struck;
     uint64_t next_cookie;
+    bool torn; /* what the next attach says beside its arguments */
+    uint64_t waits_for;
 };
 
 static void note(struct bed *b, const struct refit_action *a)
@@ -207,7 +209,11 @@ static uint64_t attach(struct bed *b, struct attach a)
                                               .receive = a.receive,
                                               .accept_automatically = a.automatic,
                                               .live = a.live,
-                                              .shadow = a.shadow}});
+                                              .shadow = a.shadow,
+                                              .torn = b->torn,
+                                              .waits_for = b->waits_for}});
+    b->torn = false;
+    b->waits_for = 0;
     return cookie;
 }
 
@@ -1290,6 +1296,174 @@ START_TEST(after_a_restart_a_version_is_committed_or_aborted)
 }
 END_TEST
 
+/* Version 5 committed, 6 in flight and 7 queued when the coordinator died. */
+static void restored_in_flight(struct bed *b)
+{
+    const struct ledger_record rows[] = {
+        {.kind = LEDGER_MODEL, .model = "m", .as_model = {5, 8, 3}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 5, .phase = REFIT_COMMITTED, .attempt = 6, .content = {1}}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 6, .phase = REFIT_SUBMITTED, .attempt = 8, .content = {1}}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 7, .phase = REFIT_SUBMITTED, .content = {1}}}};
+    restored(b, rows, sizeof rows / sizeof *rows);
+    layout(b, REFIT_SOURCE, "train", 2, 1);
+    layout(b, REFIT_DESTINATION, "rollout", 2, 2);
+    node_up(b, 0);
+}
+
+/* What the last step told, as "ABORTED 6 …" in order. */
+static const char *tells(const struct bed *b)
+{
+    static char text[256];
+    static const char *const names[] = {"",          "PUBLISH", "READY",   "ACCEPT",
+                                        "COMMITTED", "ABORTED", "RELEASED"};
+    size_t at = 0;
+    text[0] = '\0';
+    for (size_t i = b->from; i < b->n_seen; i++)
+        if (b->seen[i].a.type == REFIT_DO_TELL)
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %d", at == 0 ? "" : " ",
+                                   names[b->seen[i].a.tell], (int)b->seen[i].a.version);
+    return text;
+}
+
+START_TEST(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)
+{
+    struct bed b;
+    struct attach source = {1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0};
+    struct attach engine = {11, 0, REFIT_DESTINATION, "rollout", 0, REFIT_IN_PLACE, false, 0, 0};
+    restored_in_flight(&b);
+    b.waits_for = 6; /* published it */
+    (void)attach(&b, source);
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7 RELEASED 6");
+    source.id = 2;
+    source.rank = 1;
+    b.waits_for = 5; /* committed, which its daemon had no time to say */
+    (void)attach(&b, source);
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7 COMMITTED 5 RELEASED 5");
+    b.waits_for = 6;
+    (void)attach(&b, engine);
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)
+{
+    struct bed b;
+    restored_in_flight(&b);
+    b.waits_for = 8; /* not known here: its Submit may come again */
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7");
+    (void)submit(&b, 8, "again", 1);
+    ck_assert_str_eq(tells(&b), "PUBLISH 8");
+    (void)abort_version(&b, 8); /* before it is published again */
+    ck_assert_str_eq(tells(&b), "ABORTED 8 RELEASED 8");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(what_a_restart_ended_is_not_told_once_it_is_submitted_again)
+{
+    struct bed b;
+    restored_in_flight(&b);
+    (void)submit(&b, 7, "y", 1);
+    b.waits_for = 7;
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    ck_assert_str_eq(tells(&b), "ABORTED 6 PUBLISH 7");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_worker_whose_stream_broke_hears_what_it_missed)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish(&b, 1, 1, 5);
+    (void)submit(&b, 1, "x", 1);
+    (void)abort_version(&b, 1);
+    b.waits_for = 1;
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    ck_assert_str_eq(tells(&b), "ABORTED 1 RELEASED 1");
+    publish(&b, 1, 1, 5); /* published again: it is not released */
+    b.waits_for = 1;
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    ck_assert_str_eq(tells(&b), "ABORTED 1");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(memory_that_was_being_written_when_the_coordinator_died_is_torn_until_a_refit)
+{
+    struct bed b;
+    struct attach engine = {11, 0, REFIT_DESTINATION, "rollout", 0, REFIT_IN_PLACE, true, 0, 0};
+    struct attach source = {1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0};
+    restored_in_flight(&b);
+    b.torn = true;
+    b.waits_for = 6;
+    (void)attach(&b, engine);
+    engine.id = 12;
+    engine.rank = 1;
+    (void)attach(&b, engine);
+    const struct refit_worker *torn = refit_find_worker(b.r, 11);
+    ck_assert_int_eq((int)refit_worker_state(b.r, torn), REFIT_WORKER_TORN);
+    ck_assert_int_eq((int)refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_EMPTY);
+    for (; source.rank < 2; source.rank++, source.id++) {
+        (void)attach(&b, source);
+        publish(&b, source.id, 8, 7);
+    }
+    (void)submit(&b, 8, "z", 1);
+    ready(&b, 11, 8);
+    ready(&b, 12, 8);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 8), REFIT_COMMITTED);
+    ck_assert_int_eq((int)refit_worker_state(b.r, torn), REFIT_WORKER_CURRENT);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(total_is_from_submitted_to_durably_ended)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "x", 1);
+    publish(&b, 1, 1, 5);
+    publish(&b, 2, 1, 6);
+    planned(&b);
+    for (uint32_t node = 0; node < 2; node++)
+        node_event(&b, REFIT_EV_PREPARED, node);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    b.hold = true;
+    node_event(&b, REFIT_EV_STAGED, 1);
+    const struct refit_version *v = refit_find_version(b.r, 1);
+    b.now_ns += 70 * MS; /* a slow disk */
+    written(&b, b.r->sequence, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_uint_eq(v->total_ns, b.now_ns - v->submitted_ns);
+    (void)submit(&b, 2, "y", 1);
+    (void)abort_version(&b, 2);
+    uint64_t last = b.r->sequence;
+    for (uint64_t s = last - 1; s <= last; s++) { /* the submission's record, then the end's */
+        b.now_ns += 30 * MS;
+        written(&b, s, 0);
+    }
+    v = refit_find_version(b.r, 2);
+    ck_assert_int_eq(v->phase.state, REFIT_ABORTED);
+    ck_assert_uint_eq(v->total_ns, b.now_ns - v->submitted_ns);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_row_that_makes_no_sense_is_refused)
 {
     struct refit *r = refit_new("m", NULL);
@@ -1857,6 +2031,12 @@ END_TEST
     X(sources_are_released_when_the_options_say)                                                   \
     X(abort_answers_when_the_version_has_ended)                                                    \
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
+    X(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)                                  \
+    X(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)         \
+    X(what_a_restart_ended_is_not_told_once_it_is_submitted_again)                                 \
+    X(a_worker_whose_stream_broke_hears_what_it_missed)                                            \
+    X(memory_that_was_being_written_when_the_coordinator_died_is_torn_until_a_refit)               \
+    X(total_is_from_submitted_to_durably_ended)                                                    \
     X(a_row_that_makes_no_sense_is_refused)                                                        \
     X(a_ledger_that_is_behind_is_said)                                                             \
     X(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)                     \
