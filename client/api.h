@@ -46,7 +46,7 @@ struct api_hello {
     enum reshard_receive receive;
     uint32_t rank, device;
     bool accept_automatically;
-    uint64_t live_version, shadow_version;
+    uint64_t live_version, shadow_version, opened_version;
     uint64_t resume; /* worker id, or 0 */
     const uint64_t *segments;
     size_t n_segments;

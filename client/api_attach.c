@@ -123,6 +123,7 @@ static int send_hello(struct rpc_stream *s, const struct api_hello *h, uint64_t 
     hello.accept_automatically = h->accept_automatically;
     hello.live_version = h->live_version;
     hello.shadow_version = h->shadow_version;
+    hello.opened_version = h->opened_version;
     hello.resume = h->resume;
     hello.n_segments = h->n_segments;
     hello.segments = (uint64_t *)(uintptr_t)h->segments;

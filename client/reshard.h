@@ -268,9 +268,10 @@ enum reshard_event_type {
     RESHARD_EVENT_ABORTED,               /* this attempt ended; reason says why */
     RESHARD_EVENT_SOURCE_RELEASED,       /* source: you may write your memory again */
     RESHARD_EVENT_EVICTED,               /* the lease is over for good; detach */
-    RESHARD_EVENT_REATTACHED /* the library attached again; a version in flight then has been
-                                aborted or will be: publish again where you had, and ask
-                                reshard_committed for what was missed */
+    /* The library attached again, after a restart of the daemon or a broken stream. What became of
+     * the version that you wait for follows: ABORTED or COMMITTED, for a source SOURCE_RELEASED; or
+     * PUBLISH_REQUESTED, where it goes on and your publication was lost. Nothing else to do. */
+    RESHARD_EVENT_REATTACHED
 };
 
 struct reshard_event {

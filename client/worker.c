@@ -64,6 +64,7 @@ struct reshard_worker {
     uint64_t id;
     uint64_t committed, held, applied, reattached;
     uint64_t live_version, shadow_version; /* what to claim at the next attach */
+    uint64_t opened_version; /* Ready or Apply was said for it: live memory may be torn */
     char *over_reason;
     bool evicted;
     struct worker_event *events; /* ring of EVENTS_MOST */
@@ -119,6 +120,13 @@ static void account_received(struct reshard_worker *w, uint64_t version)
         w->live_version = version;
 }
 
+/* Live memory is no longer being written with `version`: it is whole. */
+static void account_whole(struct reshard_worker *w, uint64_t version)
+{
+    if (w->receive == RESHARD_RECEIVE_IN_PLACE && w->opened_version == version)
+        w->opened_version = 0;
+}
+
 static void account(struct reshard_worker *w, const struct reshard_event *ev)
 {
     switch (ev->type) {
@@ -127,6 +135,8 @@ static void account(struct reshard_worker *w, const struct reshard_event *ev)
         break;
     case RESHARD_EVENT_COMMITTED:
         w->committed = ev->version;
+        if (w->held == ev->version || w->accept_automatically) /* else its instance was left out */
+            account_whole(w, ev->version);
         account_received(w, ev->version);
         if (w->side == RESHARD_DESTINATION && w->receive == RESHARD_RECEIVE_IN_PLACE)
             w->applied = ev->version;
@@ -151,9 +161,14 @@ static void worker_over(struct reshard_worker *w, const char *reason)
 static void take_attached(struct reshard_worker *w, struct link *l, struct rpc_stream *s,
                           const struct api_attached *a)
 {
+    bool anew = w->id != a->worker;
     w->link = l;
     w->stream = s;
     w->id = a->worker;
+    if (anew && w->side == RESHARD_DESTINATION && a->applied != 0) { /* the daemon has looked */
+        w->live_version = a->applied;
+        w->opened_version = 0;
+    }
     w->committed = a->committed;
     w->held = a->held;
     w->applied = a->applied;
@@ -182,6 +197,7 @@ static void hello_fill(struct reshard_worker *w, struct api_hello *h)
     pthread_mutex_lock(&w->mutex);
     h->live_version = w->live_version;
     h->shadow_version = w->shadow_version;
+    h->opened_version = w->opened_version;
     pthread_mutex_unlock(&w->mutex);
     h->model = w->model;
     h->layout_name = w->layout->name;
@@ -483,14 +499,13 @@ int reshard_ready(struct reshard_worker *w, uint64_t version, uint32_t timeout_m
 {
     struct err err = {0};
     pthread_mutex_lock(&w->mutex);
-    uint64_t before = w->live_version;
-    if (w->live_version != version)
-        w->live_version = 0; /* may be torn from here on, whatever the answer */
+    uint64_t before = w->opened_version;
+    w->opened_version = version; /* may be torn from here on, whatever the answer */
     pthread_mutex_unlock(&w->mutex);
     int r = client_call(w->client, w, client_deadline(timeout_ms), try_ready, &version, &err);
     if (r != 0 && err_class(r) == ERR_CALLER) { /* refused: nobody writes */
         pthread_mutex_lock(&w->mutex);
-        w->live_version = before;
+        w->opened_version = before;
         pthread_mutex_unlock(&w->mutex);
     }
     return client_give(e, r, &err);
@@ -548,14 +563,19 @@ static int try_apply(struct link *l, uint64_t worker, uint64_t deadline_ns, void
 
 static int apply(struct reshard_worker *w, struct apply_try *t, uint32_t timeout_ms, struct err *e)
 {
-    int r = client_call(w->client, w, client_deadline(timeout_ms), try_apply, t, e);
-    if (r != 0)
-        return r;
     pthread_mutex_lock(&w->mutex);
-    w->applied = t->applied;
-    w->live_version = t->applied;
+    uint64_t before = w->opened_version;
+    w->opened_version = t->skip ? before : t->version;
     pthread_mutex_unlock(&w->mutex);
-    return 0;
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_apply, t, e);
+    if (r != 0 && err_class(r) != ERR_CALLER)
+        return r; /* it may have begun */
+    pthread_mutex_lock(&w->mutex);
+    w->opened_version = r == 0 && !t->skip ? 0 : before;
+    if (r == 0)
+        w->applied = w->live_version = t->applied;
+    pthread_mutex_unlock(&w->mutex);
+    return r;
 }
 
 int reshard_apply(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms,

@@ -110,9 +110,11 @@ static int hello_check(const Reshard__V1__AttachHello *h, struct err *e)
                        (int)h->side);
     if ((unsigned)h->receive > RESHARD__V1__RECEIVE__RECEIVE_IN_PLACE)
         return err_set(e, RS_EINVAL, "receive %d is not known; use 0 … 2", (int)h->receive);
-    if (h->live_version > REFIT_VERSION_MAX || h->shadow_version > REFIT_VERSION_MAX)
+    if (h->live_version > REFIT_VERSION_MAX || h->shadow_version > REFIT_VERSION_MAX ||
+        h->opened_version > REFIT_VERSION_MAX)
         return err_set(e, RS_EINVAL,
-                       "live_version, shadow_version: versions are 1 … 2^63-1, 0 means none");
+                       "live_version, shadow_version, opened_version: versions are 1 … 2^63-1, "
+                       "0 means none");
     return 0;
 }
 
@@ -134,6 +136,7 @@ static int hello_take(struct attach *x, const Reshard__V1__AttachHello *h, struc
                                  .accept_automatically = h->accept_automatically,
                                  .live_version = h->live_version,
                                  .shadow_version = h->shadow_version,
+                                 .opened_version = h->opened_version,
                                  .resume = h->resume,
                                  .segments = h->segments,
                                  .n_segments = h->n_segments};

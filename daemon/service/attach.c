@@ -149,6 +149,14 @@ static void on_grace_over(uv_timer_t *t)
     leases_sweep(s);
 }
 
+/* The version whose end the client has not heard of, by its own account. */
+static uint64_t waits_for(const struct attach_hello *h)
+{
+    if (h->side == REFIT_SOURCE)
+        return h->live_version;
+    return h->opened_version != 0 ? h->opened_version : h->shadow_version;
+}
+
 static struct lease *lease_new(struct service *s, struct model *m,
                                const struct memory_client *client, const struct attach_hello *h,
                                struct layout_entry *layout)
@@ -170,6 +178,8 @@ static struct lease *lease_new(struct service *s, struct model *m,
                         .accept_automatically = h->accept_automatically,
                         .claims_live = h->live_version,
                         .claims_shadow = h->shadow_version,
+                        .opened = h->side == REFIT_DESTINATION ? h->opened_version : 0,
+                        .waits_for = waits_for(h),
                         .binding_fd = {-1, -1},
                         .dtypes_fd = -1};
     rs_assert(uv_timer_init(s->loop, &l->grace) == 0);
@@ -178,16 +188,6 @@ static struct lease *lease_new(struct service *s, struct model *m,
     queue_push(&s->leases, &l->in);
     s->n_leases++;
     return l;
-}
-
-static void tell_attached(struct lease *l)
-{
-    const struct refit_worker *w = refit_find_worker(l->model->refit, l->id);
-    struct attached a = {.worker = l->id,
-                         .committed = l->model->refit->committed,
-                         .held = w != NULL ? w->held : 0,
-                         .applied = w != NULL ? w->applied : 0};
-    l->stream->attached(l->stream, &a);
 }
 
 /* The stream of a lease broke and comes back; or a new one overtakes one that is half dead. */
@@ -212,6 +212,7 @@ static int resume(struct service *s, uint64_t client, const struct attach_hello 
     (void)uv_timer_stop(&l->grace);
     l->life = LEASE_LIVE;
     l->resuming = true; /* its bindings stand; pages that come are not read */
+    l->waits_for = waits_for(h);
     l->stream = st;
     st->lease = l;
     return 0;
@@ -415,6 +416,7 @@ static void binding_work(uv_work_t *work)
 }
 
 static void attach_layout(struct lease *l);
+static void attach_tell(struct lease *l);
 
 static void binding_job_free(struct binding_job *j)
 {
@@ -475,7 +477,7 @@ int op_attach_done(struct attach_stream *st, struct err *e)
         return err_set(e, RS_EPRECOND, "AttachDone comes once, after AttachHello and the bindings");
     if (l->resuming) {
         l->resuming = false;
-        tell_attached(l);
+        attach_tell(l);
         return 0;
     }
     struct binding_job *j = binding_job_new(l);
@@ -550,12 +552,13 @@ static void on_attached(struct waiter *w, const struct op_reply *reply)
         attach_fail(l, reply->code, reply->text);
         return;
     }
+    const char *how = l->known ? "attached again" : "attached";
     l->known = true;
     l->life = LEASE_LIVE;
-    log_info("model %s: %s layout %s rank %u attached: worker %016" PRIx64
+    log_info("model %s: %s layout %s rank %u %s: worker %016" PRIx64
              ", device %u, pid %d, held %" PRIu64 ", applied %" PRIu64,
-             l->model->name, side_name(l->side), l->layout->layout->name, l->rank, l->id, l->device,
-             (int)l->pid, reply->attempt, reply->value);
+             l->model->name, side_name(l->side), l->layout->layout->name, l->rank, how, l->id,
+             l->device, (int)l->pid, reply->attempt, reply->value);
     struct attached a = {.worker = l->id,
                          .committed = reply->version,
                          .held = reply->attempt,
@@ -575,7 +578,9 @@ static void attach_tell(struct lease *l)
                                           .receive = l->receive,
                                           .accept_automatically = l->accept_automatically,
                                           .live = l->claims_live,
-                                          .shadow = l->claims_shadow}};
+                                          .shadow = l->claims_shadow,
+                                          .torn = l->torn,
+                                          .waits_for = l->waits_for}};
     l->waiter.done = on_attached;
     ev.cookie = waiter_add(l->service, &l->waiter);
     int r = model_event(l->model, &ev);
@@ -587,19 +592,35 @@ static void attach_tell(struct lease *l)
 
 static void check_next(struct lease *l);
 
+static bool holds(const struct lease *l, uint64_t version, const uint64_t *table)
+{
+    const struct layout *layout = l->layout->layout;
+    return version != 0 && held_is(l->model->held, version, layout->digest, l->rank,
+                                   held_fold(table, layout->n_tensors));
+}
+
+/* Memory that was being written holds the new version, the old one, or neither. */
 static void check_take(struct lease *l, struct wire_packet *packet)
 {
     bool shadow = l->checking == WIRE_SHADOW;
     uint64_t *claim = shadow ? &l->claims_shadow : &l->claims_live;
-    const struct layout *layout = l->layout->layout;
+    uint64_t opened = shadow ? 0 : l->opened;
+    const char *name = l->layout->layout->name;
     uint64_t *table = NULL;
     bool receiving = shadow || l->receive == REFIT_IN_PLACE;
-    if (lease_table(l, packet, &table, NULL) != 0 ||
-        !held_is(l->model->held, *claim, layout->digest, l->rank,
-                 held_fold(table, layout->n_tensors))) {
-        log_warn("model %s: layout %s rank %u says that its %s memory holds version %" PRIu64
-                 ": its content is another, or not known here; taken as empty",
-                 l->model->name, layout->name, l->rank, shadow ? "shadow" : "live", *claim);
+    bool known = lease_table(l, packet, &table, NULL) == 0;
+    if (known && opened != 0 && holds(l, opened, table))
+        *claim = opened;
+    if (!known || !holds(l, *claim, table)) {
+        l->torn |= opened != 0;
+        if (opened != 0)
+            log_warn("model %s: live memory of layout %s rank %u was being written with version "
+                     "%" PRIu64 " and holds no version that is known here: torn",
+                     l->model->name, name, l->rank, opened);
+        else
+            log_warn("model %s: layout %s rank %u says that its %s memory holds version %" PRIu64
+                     ": its content is another, or not known here; taken as empty",
+                     l->model->name, name, l->rank, shadow ? "shadow" : "live", *claim);
         *claim = 0;
     } else if (receiving) {
         mem_free(l->sums);
@@ -640,7 +661,7 @@ static void check_next(struct lease *l)
 {
     while (l->step <= WIRE_SHADOW) {
         enum wire_memory memory = (enum wire_memory)l->step++;
-        if ((memory == WIRE_LIVE ? l->claims_live : l->claims_shadow) == 0)
+        if ((memory == WIRE_LIVE ? l->claims_live | l->opened : l->claims_shadow) == 0)
             continue;
         check_send(l, memory);
         return;

@@ -70,7 +70,7 @@ struct attach_hello {
     uint32_t rank, device;
     enum refit_receive receive;
     bool accept_automatically;
-    uint64_t live_version, shadow_version;
+    uint64_t live_version, shadow_version, opened_version;
     uint64_t resume;
     const uint64_t *segments;
     size_t n_segments;

@@ -95,6 +95,9 @@ struct lease {
     enum refit_receive receive;
     bool accept_automatically;
     uint64_t claims_live, claims_shadow; /* from AttachHello, until they are checked */
+    uint64_t opened;                     /* live memory was being written with that version */
+    uint64_t waits_for;                  /* see REFIT_EV_ATTACHED */
+    bool torn;                           /* what live memory claimed to hold it does not */
     struct segment **segments;
     uint32_t n_segments;
     uint64_t segment_bytes;

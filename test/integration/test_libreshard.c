@@ -376,10 +376,17 @@ START_TEST(a_daemon_killed_in_a_refit_ends_the_version_and_a_new_submit_commits_
     int r = reshard_wait(f.sources[0].client, "m", 2, RESHARD_UNTIL_COMMITTED, NULL, NULL,
                          slow_ms(WAIT_MS), &state, &e);
     ck_assert_msg(r == RESHARD_EABORTED, "%d: %s", r, e.text);
-    for (uint32_t i = 0; i < N_SOURCES; i++)
+    /* So does whoever waits for events alone: nobody hangs. */
+    for (uint32_t i = 0; i < N_SOURCES; i++) {
         (void)await(&f.sources[i], RESHARD_EVENT_REATTACHED, 1);
-    for (uint32_t i = 0; i < N_DESTINATIONS; i++)
+        struct reshard_event ev = await(&f.sources[i], RESHARD_EVENT_ABORTED, 2);
+        ck_assert_msg(strstr(ev.reason, "restarted") != NULL, "%s", ev.reason);
+        (void)await(&f.sources[i], RESHARD_EVENT_SOURCE_RELEASED, 2);
+    }
+    for (uint32_t i = 0; i < N_DESTINATIONS; i++) {
         (void)await(&f.destinations[i], RESHARD_EVENT_REATTACHED, 1);
+        (void)await(&f.destinations[i], RESHARD_EVENT_ABORTED, 2);
+    }
     (void)refit(&f, 2);
     fleet_stop(&f);
     world_stop(&w);
