@@ -5,13 +5,12 @@ BUILD ?= build
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-CUDA_HOME ?= /usr/local/cuda
-CUDA ?= $(shell test -x $(CUDA_HOME)/bin/nvcc && test -e $(CUDA_HOME)/lib64/libcudart.so && echo 1 || echo 0)
 SANITIZE ?=
 LABEL ?=
 comma := ,
 
 # folder: floor, folders it may include (besides base). Lower floors only.
+# peer is reserved for daemon to daemon: no such folder yet.
 # floor-begin
 FLOOR_base      := 0
 FLOOR_kernels   := 0
@@ -216,7 +215,7 @@ LIBC_SRC = $(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memor
     daemon/layout/region.c) \
     $(filter-out daemon/plan/plan_digest.c daemon/plan/plan_cache.c,$(wildcard daemon/plan/*.c))
 check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
-	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c|MHD_)' || { echo "third-party symbols in the data plane"; false; }
+	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c)' || { echo "third-party symbols in the data plane"; false; }
 $(BUILD)/libc/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
@@ -242,25 +241,30 @@ format:
 deps:
 	scripts/deps
 
-# make install: programs, library, header, proto, settings. DESTDIR and PREFIX as usual.
+# make install: programs, library, headers (C clients: reshard.h; reshard/ for clients in other languages), proto, settings.
+# DESTDIR and PREFIX as usual. Settings that are there already stay.
 PREFIX ?= /usr/local
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include \
-	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include/reshard \
+	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard $(DESTDIR)/etc/reshard
 	install -m 755 $(BUILD)/reshardd $(BUILD)/reshardctl $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/libreshard.so $(DESTDIR)$(PREFIX)/lib/libreshard.so.0
 	ln -sf libreshard.so.0 $(DESTDIR)$(PREFIX)/lib/libreshard.so
 	install -m 644 client/reshard.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 daemon/memory/memory_socket.h kernels/fingerprint.h $(DESTDIR)$(PREFIX)/include/reshard
 	install -m 644 proto/reshard.proto proto/health.proto config/reshardd.conf $(DESTDIR)$(PREFIX)/share/reshard
 	install -m 644 config/samples/*.json $(DESTDIR)$(PREFIX)/share/reshard/samples
-	install -m 644 config/reshardd.service $(DESTDIR)$(PREFIX)/lib/systemd/system
-	install -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/reshard
+	sed 's|/usr/local|$(PREFIX)|g' config/reshardd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
+	test -e $(DESTDIR)/etc/reshard/reshardd.conf || install -m 644 config/reshardd.conf $(DESTDIR)/etc/reshard
+	install -m 644 README.md config/FORMATS.md $(DESTDIR)$(PREFIX)/share/doc/reshard
+	@test -n '$(DESTDIR)' || echo 'installed; run ldconfig if $(PREFIX)/lib is on the path of the loader (else set LD_LIBRARY_PATH)'
 
 help:
 	@echo "all check demo bench fuzz install lint format clean"
 	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once)"
 	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
-	@echo "BUILD=build SANITIZE= CUDA=$(CUDA) PREFIX=$(PREFIX); demo: MODEL=qwen3-0.6b"
+	@echo "BUILD=build SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory"
 
 clean:
 	rm -rf $(BUILD)

@@ -16,8 +16,6 @@
 
 #include "client/reshard.h"
 
-#include "base/banned.h"
-
 enum { CALL_MS = 60000, EVENT_MS = 90000, PIECES_MOST = 1 << 20, LAYOUT_MOST_BYTES = 1 << 26 };
 
 struct options {
