@@ -187,7 +187,7 @@ static int open_leg(struct plan *p, uint32_t at)
 }
 
 /* Small neighbours share a leg, up to a part of a run; every other edge is a leg of its own. */
-enum { LEG_PART = 12, LEAST_LEGS = 4 };
+enum { LEG_PART = 12, LEAST_LEGS = 3, LEG_TIMES = 3 };
 
 uint64_t plan_leg_bytes(const struct plan *p)
 {
@@ -195,7 +195,7 @@ uint64_t plan_leg_bytes(const struct plan *p)
     return most > p->message_bytes ? most : p->message_bytes;
 }
 
-/* Of the stream that begins at leg edge `at`: where it has many runs its legs may be twice as long. */
+/* Of the stream that begins at leg edge `at`: where it has many runs its legs may be longer, up to LEG_TIMES. */
 static uint64_t stream_leg_bytes(const struct plan *p, uint32_t at)
 {
     const struct plan_edge *first = &p->edges.at[p->leg_edges.at[at]];
@@ -207,7 +207,7 @@ static uint64_t stream_leg_bytes(const struct plan *p, uint32_t at)
         bytes += p->runs.at[e->run].bytes;
     }
     uint64_t part = bytes / LEAST_LEGS;
-    return part < most ? most : part > 2 * most ? 2 * most : part;
+    return part < most ? most : part > LEG_TIMES * most ? LEG_TIMES * most : part;
 }
 
 static int build_legs(struct plan *p)
