@@ -2,9 +2,11 @@
  *
  * From the tensors down to the messages:
  *   spec    how one side cuts and places tensors (mesh, placements, order): leaf boxes and their
- * ranks set     the ranks (ends) that hold, or take, the same part; sorted by (domain, site,
- * device, …) class   structure: which leaves of both sides overlap. Sizes do not matter, so tensors
- * of different shapes share one shape   tensors of a class with equal sizes: where the cuts lie
+ *           ranks
+ *   set     the ranks (ends) that hold, or take, the same part; sorted by (domain, site, device, …)
+ *   class   structure: which leaves of both sides overlap. Sizes do not matter, so tensors of
+ *           different shapes share one
+ *   shape   tensors of a class with equal sizes: where the cuts lie
  *   unit    a tensor in one wire dtype; the members of a shape
  *   group   a cell of a class: one set of holders, one set of takers, over all members
  *   run     a range of a group's members, or a piece of one: the unit of assignment
@@ -157,9 +159,9 @@ struct plan {
     uint64_t *egress, *ingress; /* network, per device */
 
     uint64_t run_bytes; /* greatest run, unless one element is more */
-    uint64_t
-        piece_bytes; /* cells are split in pieces of at most this, unless one element is more */
-    bool chains;     /* relays pass runs on from domain to domain in a ring */
+    /* cells are split in pieces of at most this, unless one element is more */
+    uint64_t piece_bytes;
+    bool chains;            /* relays pass runs on from domain to domain in a ring */
     uint64_t message_bytes; /* greatest message: chunk_bytes or less */
     uint64_t message_step;  /* nominal distance of two cuts in a leg */
     uint64_t cut_bytes;     /* rows up to this size are not cut */
@@ -187,11 +189,9 @@ struct plan {
     uint64_t scratch_bytes;
 };
 
-/* --- plan_class.c: specs, classes, shapes, units, groups (bytes not yet)
- * -------------------------- */
+/* --- plan_class.c: specs, classes, shapes, units, groups (bytes not yet) ---------------------- */
 int plan_classes(struct plan *p, const struct plan_input *input, struct err *e);
-/* --- plan_overlay.c: cells of a tensor that is declared by regions on some side
- * ------------------- */
+/* --- plan_overlay.c: cells of a tensor that is declared by regions on some side --------------- */
 struct overlay_box {
     struct box box;
     uint32_t set; /* ranks that hold or take it */
@@ -204,8 +204,7 @@ int plan_overlay(struct plan *p, uint32_t class, const struct overlay_box *boxes
 int plan_set_union(struct plan *p, const uint32_t *sets, uint32_t n, uint32_t *ret_set);
 int plan_end_compare(const void *a, const void *b);
 
-/* --- plan_cells.c: geometry
- * ------------------------------------------------------------------------ */
+/* --- plan_cells.c: geometry ------------------------------------------------------------------- */
 void plan_cell_box(const struct plan *p, const struct plan_shape *s, uint32_t cell,
                    struct box *ret);
 uint64_t plan_cell_bytes(const struct plan *p, const struct plan_shape *s, uint32_t cell);
@@ -231,12 +230,10 @@ struct run_walk {
 void run_walk_init(const struct plan *p, const struct plan_run *r, struct run_walk *ret);
 bool run_walk_next(const struct plan *p, const struct plan_run *r, struct run_walk *w);
 
-/* --- plan_runs.c: lower bound, run size, runs
- * ------------------------------------------------------- */
+/* --- plan_runs.c: lower bound, run size, runs ------------------------------------------------- */
 int plan_runs(struct plan *p, struct err *e);
 
-/* --- plan_ingest.c, plan_senders.c
- * ------------------------------------------------------------------ */
+/* --- plan_ingest.c, plan_senders.c ------------------------------------------------------------ */
 /* Runs of one set of holders and one set of takers that are assigned together: in different tensors or cells, and
  * small beside a run. */
 struct batch {
@@ -274,8 +271,7 @@ uint64_t plan_leg_bytes(const struct plan *p);
 /* plan_rounds.c: streams, legs, and when each starts. */
 int plan_rounds(struct plan *p, struct err *e);
 
-/* --- plan_hops.c: what a run's cells do, step by step
- * --------------------------------------------------- */
+/* --- plan_hops.c: what a run's cells do, step by step ----------------------------------------- */
 /* One transfer of each cell of a run. Hops stand in an order in which parents come first. */
 struct hop {
     uint32_t from; /* end; NONE32: the staging memory of from_device */
@@ -300,8 +296,7 @@ uint32_t plan_find_runs(const struct plan *p, uint32_t group, uint32_t member, u
 /* Bytes of the run before member m of it. */
 uint64_t plan_run_offset(const struct plan *p, const struct plan_run *r, uint32_t member);
 
-/* --- messages (plan_messages.c)
- * ----------------------------------------------------------------------- */
+/* --- messages (plan_messages.c) --------------------------------------------------------------- */
 uint64_t leg_messages(const struct plan *p, const struct plan_leg *l);
 /* Where in a leg the last cut was found, so that the next one is not looked for from the start. Zeroed: nowhere. */
 struct leg_cursor {
@@ -325,16 +320,13 @@ static inline uint64_t plan_time(const struct plan *p, uint8_t tier, uint64_t by
     return tier == TIER_NETWORK ? bytes : bytes * 8 / p->domain_speed;
 }
 
-/* --- plan_totals.c
- * ---------------------------------------------------------------------------------- */
+/* --- plan_totals.c ---------------------------------------------------------------------------- */
 int plan_count(struct plan *p);
 
-/* --- plan_digest.c (xxHash)
- * -------------------------------------------------------------------------- */
+/* --- plan_digest.c (xxHash) ------------------------------------------------------------------- */
 int plan_digest(const struct plan *p, uint8_t ret_digest[16]);
 
-/* --- plan_sort.c
- * --------------------------------------------------------------------------------------- */
+/* --- plan_sort.c ------------------------------------------------------------------------------ */
 /* Stable: ret_order (n of them) lists the indices 0 … n-1, or those of `from` (may be NULL), by
  * ascending key[index] < n_keys. RS_ENOMEM. */
 int sort_count(const uint32_t *key, const uint32_t *from, uint32_t n, uint32_t n_keys,

@@ -8,9 +8,10 @@
  *   place    memory of one local worker, (side, layout, rank), or a device's scratch
  *   item     a cell with the place that it is read from, or the places that it is written to
  *   stream   the items that one device sends to another at one relay depth, in a fixed order; its
- * bytes are the items' elements, each item row-major in wire dtype, one after another, no padding
- *   message  bytes [begin, end) of a stream, whole elements, in one round; a stream may have several in one round,
- * in the order of their bytes
+ *            bytes are the items' elements, each item row-major in wire dtype, one after another,
+ *            no padding
+ *   message  bytes [begin, end) of a stream, whole elements, in one round; a stream may have
+ *            several in one round, in the order of their bytes
  *   copy     an item that a device copies from one local place to others: no message
  *
  * Order and why it cannot deadlock: each device runs its messages in the order (round,
