@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 
 #include "base/crash.h"
 #include "base/log.h"
@@ -78,6 +79,35 @@ static void give_memory_back(void)
     (void)mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES);
 }
 
+/* Whether the ledger's folder is there or can be made: the daemon makes the last part of the path, not
+ * those above it. What this user may write is not asked: another one may run it. */
+static int state_dir_check(const struct config *c, struct err *e)
+{
+    char parent[CONFIG_MAX_PATH];
+    struct stat st;
+    if (stat(c->state_dir, &st) == 0)
+        return S_ISDIR(st.st_mode)
+                   ? 0
+                   : err_set(e, RS_EINVAL, "state_dir %s is no folder; name one in [daemon]",
+                             c->state_dir);
+    (void)snprintf(parent, sizeof parent, "%s", c->state_dir);
+    size_t n = strlen(parent);
+    while (n > 1 && parent[n - 1] == '/')
+        parent[--n] = '\0';
+    char *slash = strrchr(parent, '/');
+    if (slash == NULL)
+        (void)snprintf(parent, sizeof parent, ".");
+    else
+        slash[slash == parent ? 1 : 0] = '\0';
+    if (stat(parent, &st) == 0 && S_ISDIR(st.st_mode))
+        return 0;
+    return err_set(
+        e, RS_EINVAL,
+        "state_dir %s: there is no folder %s to make it in; make that one, or name another "
+        "state_dir in [daemon]",
+        c->state_dir, parent);
+}
+
 static int say_config(const struct config *c)
 {
     (void)printf("settings are good: node %s, backend %s, devices %u in %u domains, socket %s, "
@@ -127,6 +157,8 @@ int main(int argc, char **argv)
     }
     config_init(&config);
     int r = path != NULL ? config_read(&config, path, &e) : config_check(&config, &e);
+    if (r == 0)
+        r = state_dir_check(&config, &e);
     if (r != 0) {
         (void)fprintf(stderr, "reshardd: %s\n", err_text(&e, r));
         return EXIT_USAGE;

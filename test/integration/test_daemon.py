@@ -42,6 +42,15 @@ class Settings(unittest.TestCase):
             for word in words:
                 self.assertIn(word, err, text)
 
+    def test_a_state_dir_that_cannot_be_made_is_refused_with_the_remedy_checked_or_started(self):
+        folder = pathlib.Path(self.dir.name)
+        self.assertEqual(self.check(f"[daemon]\nstate_dir = {folder}/new/\n")[0], 0)
+        code, out, err = self.check(f"[daemon]\nstate_dir = {folder}/no/where\n")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn(f"state_dir {folder}/no/where: there is no folder {folder}/no to make it in; make that one", err)
+        self.assertEqual(reshardd("--config", folder / "c.conf"), (2, "", err))
+        self.assertIn("is no folder", self.check(f"[daemon]\nstate_dir = {folder}/c.conf\n")[2])
+
     def test_usage(self):
         self.assertEqual(reshardd("--version")[0], 0)
         self.assertEqual(reshardd("--nonsense")[0], 2)
