@@ -1,31 +1,66 @@
 #include "client/cmd.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/mem.h"
 
 #include "base/banned.h"
 
-int cmd_fail(const char *command, int code, const struct err *e)
+bool cmd_wants_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--json") == 0)
+            return true;
+    return false;
+}
+
+/* The reason for a program; stderr has it for a person. */
+static void print_json_error(const char *text)
+{
+    struct buf b;
+    buf_init(&b);
+    buf_printf(&b, "{\"ok\": false, \"error\": ");
+    json_put_string(&b, text);
+    if (buf_error(&b) == 0)
+        (void)printf("%.*s}\n", (int)b.n_bytes, (const char *)b.data);
+    (void)fflush(stdout);
+    buf_close(&b);
+}
+
+int cmd_fail(const char *command, bool json, int code, const struct err *e)
 {
     (void)fflush(stdout);
     (void)fprintf(stderr, "reshardctl %s: %s\n", command, err_text(e, code));
+    if (json)
+        print_json_error(err_text(e, code));
     return err_class(code) == ERR_CALLER || code == RS_EEXHAUSTED ? CMD_USAGE : CMD_FAILED;
 }
 
-int cmd_usage(const char *command, const char *usage, const char *format, ...)
+int cmd_usage(const char *command, bool json, const char *format, ...)
 {
+    char text[1024];
     va_list args;
-    (void)fprintf(stderr, "reshardctl %s: ", command);
     va_start(args, format);
-    (void)vfprintf(stderr, format, args);
+    (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    (void)fprintf(stderr, "\n%s", usage);
+    (void)fprintf(stderr, "reshardctl %s: %s (reshardctl %s --help tells more)\n", command, text,
+                  command);
+    if (json)
+        print_json_error(text);
     return CMD_USAGE;
+}
+
+int cmd_bad_option(const char *command, bool json, int found, char **argv)
+{
+    return cmd_usage(command, json,
+                     found == ':' ? "option '%s' needs a value" : "there is no option '%s'",
+                     argv[optind - 1]);
 }
 
 int cmd_flush(const char *command, int code)
@@ -34,6 +69,13 @@ int cmd_flush(const char *command, int code)
         return code;
     (void)fprintf(stderr, "reshardctl %s: can't write the output: %s\n", command, strerror(errno));
     return CMD_FAILED;
+}
+
+/* Three digits always, so that a column of them lines up: "1.20", "12.0", "120". */
+static char *three_digits(double v, const char *unit, char *ret_text, size_t capacity)
+{
+    (void)snprintf(ret_text, capacity, "%.*f %s", v < 9.995 ? 2 : v < 99.95 ? 1 : 0, v, unit);
+    return ret_text;
 }
 
 char *cmd_bytes_text(uint64_t bytes, char *ret_text, size_t capacity)
@@ -47,27 +89,34 @@ char *cmd_bytes_text(uint64_t bytes, char *ret_text, size_t capacity)
     size_t unit = 0;
     for (; v >= 999.5 && unit + 1 < sizeof units / sizeof *units; unit++)
         v /= 1000;
-    (void)snprintf(ret_text, capacity, "%.*f %s",
-                   v < 9.995   ? 2
-                   : v < 99.95 ? 1
-                               : 0,
-                   v, units[unit]);
-    return ret_text;
+    return three_digits(v, units[unit], ret_text, capacity);
 }
 
 char *cmd_duration_text(double seconds, char *ret_text, size_t capacity)
 {
     if (seconds < 1e-6)
         (void)snprintf(ret_text, capacity, "%.3g ns", seconds * 1e9);
-    else if (seconds < 1e-3)
+    else if (seconds < 0.9995e-3)
         (void)snprintf(ret_text, capacity, "%.0f us", seconds * 1e6);
-    else if (seconds < 1)
-        (void)snprintf(ret_text, capacity, "%.3g ms", seconds * 1e3);
-    else if (seconds < 60)
-        (void)snprintf(ret_text, capacity, "%.3g s", seconds);
+    else if (seconds < 0.9995)
+        (void)three_digits(seconds * 1e3, "ms", ret_text, capacity);
+    else if (seconds < 59.95)
+        (void)three_digits(seconds, "s", ret_text, capacity);
     else
-        (void)snprintf(ret_text, capacity, "%.0f min %02.0f s", (seconds - (int)seconds % 60) / 60,
-                       (double)((int)seconds % 60));
+        (void)snprintf(ret_text, capacity, "%.0f min %02.0f s",
+                       (double)((long long)(seconds + 0.5) / 60),
+                       (double)((long long)(seconds + 0.5) % 60));
+    return ret_text;
+}
+
+char *cmd_cut_text(const char *text, unsigned most, char *ret_text, size_t capacity)
+{
+    size_t n = 0;
+    unsigned characters = 0;
+    for (; text[n] != '\0'; n++)
+        if (((unsigned char)text[n] & 0xC0) != 0x80 && characters++ == most)
+            break;
+    (void)snprintf(ret_text, capacity, "%.*s%s", (int)n, text, text[n] != '\0' ? "…" : "");
     return ret_text;
 }
 

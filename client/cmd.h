@@ -26,19 +26,29 @@ enum cmd_exit {
 int cmd_layout(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 
-/* Prints "reshardctl COMMAND: reason" on stderr and gives the exit code for an error: CMD_USAGE
- * where the caller's input is at fault, else CMD_FAILED. */
-int cmd_fail(const char *command, int code, const struct err *e);
-/* The same for arguments: "reshardctl COMMAND: reason" and the usage; CMD_USAGE. */
-int cmd_usage(const char *command, const char *usage, const char *format, ...)
+/* Whether the arguments ask for JSON: known before they are parsed, so that bad usage can be told
+ * in JSON too. */
+bool cmd_wants_json(int argc, char **argv);
+/* Prints "reshardctl COMMAND: reason" on stderr, and with `json` {"ok": false, "error": reason} on
+ * stdout, and gives the exit code for an error: CMD_USAGE where the caller's input is at fault, else
+ * CMD_FAILED. */
+int cmd_fail(const char *command, bool json, int code, const struct err *e);
+/* The same for arguments, with a hint at --help; CMD_USAGE. */
+int cmd_usage(const char *command, bool json, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Bad usage of getopt_long (opterr 0, options beginning with ':'), after it gave '?' or ':'. */
+int cmd_bad_option(const char *command, bool json, int found, char **argv);
 /* Flushes stdout: `code`, or CMD_FAILED and a reason where it could not all be written. */
 int cmd_flush(const char *command, int code);
 
 /* Decimal units: "12.6 MB", "999 B". Returns ret_text (24 bytes are enough). */
 char *cmd_bytes_text(uint64_t bytes, char *ret_text, size_t capacity);
-/* "1.28 ns", "340 us", "12.3 ms", "4.56 s", "2 min 03 s". */
+/* "1.28 ns", "340 us", "12.0 ms", "4.56 s", "2 min 03 s". */
 char *cmd_duration_text(double seconds, char *ret_text, size_t capacity);
+
+/* The first `most` characters of a UTF-8 text, and "…" where that is not all (4 * most + 4 bytes are
+ * enough). */
+char *cmd_cut_text(const char *text, unsigned most, char *ret_text, size_t capacity);
 
 /* A decimal number within [least, greatest], nothing else beside it; false else. */
 bool cmd_parse_u64(const char *text, uint64_t least, uint64_t greatest, uint64_t *ret);

@@ -19,7 +19,7 @@ static const char *const evict_usage =
 int cmd_abort(int argc, char **argv)
 {
     struct ctl c;
-    const char *reason = "by an operator";
+    const char *reason = "with reshardctl abort";
     uint64_t version;
     const struct ctl_option own[] = {{"reason", &reason, NULL}};
     if (!ctl_begin(&c, "abort", abort_usage, own, 1, 1, 2, argc, argv))
@@ -45,14 +45,13 @@ int cmd_abort(int argc, char **argv)
 static bool worker_id(const char *text)
 {
     size_t n = strlen(text);
-    return n > 0 && n <= 16 && strspn(text, "0123456789abcdefABCDEF") == n &&
-           strtoull(text, NULL, 16) != 0;
+    return n == 16 && strspn(text, "0123456789abcdefABCDEF") == n && strtoull(text, NULL, 16) != 0;
 }
 
 int cmd_evict(int argc, char **argv)
 {
     struct ctl c;
-    const char *reason = "by an operator";
+    const char *reason = "with reshardctl evict";
     const struct ctl_option own[] = {{"reason", &reason, NULL}};
     if (!ctl_begin(&c, "evict", evict_usage, own, 1, 1, 1, argc, argv))
         return c.exit;

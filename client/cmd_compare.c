@@ -100,6 +100,29 @@ static int print_comparison(const struct ctl *c, const json_t *comparison)
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
 }
 
+/* A set of which nothing was committed has nothing to compare. */
+static int check_sets(const struct ctl *c, const json_t *comparison)
+{
+    size_t i;
+    json_t *set;
+    struct err err = {0};
+    json_array_foreach(json_object_get(comparison, "sets"), i, set)
+    {
+        if (jnum(json_object_get(set, "first_of_epoch"), "n") > 0 ||
+            jnum(json_object_get(set, "steady"), "n") > 0)
+            continue;
+        return ctl_fail(c,
+                        err_set(&err, RS_ENOTFOUND,
+                                "versions %llu to %llu: none was committed (%llu were not); see "
+                                "reshardctl versions",
+                                (unsigned long long)jnum(set, "from"),
+                                (unsigned long long)jnum(set, "to"),
+                                (unsigned long long)jnum(set, "not_committed")),
+                        &err);
+    }
+    return CMD_OK;
+}
+
 int compare_versions(struct ctl *c, const char *model, const struct compare_set sets[2])
 {
     json_t *reply;
@@ -110,6 +133,11 @@ int compare_versions(struct ctl *c, const char *model, const struct compare_set 
     json_decref(reply);
     if (comparison == NULL)
         return ctl_fail(c, RS_ENOMEM, NULL);
+    int refused = check_sets(c, comparison);
+    if (refused != CMD_OK) {
+        json_decref(comparison);
+        return refused;
+    }
     if (c->json)
         return ctl_print_json(c, comparison);
     int code = print_comparison(c, comparison);

@@ -67,33 +67,51 @@ static uint64_t total_bytes(const struct layout *l)
     return bytes;
 }
 
-/* {"ok": false, "error": "…"} on stdout, besides the reason on stderr. */
-static void print_check_error(const struct err *e, int code)
+static void print_json(const struct layout *l, const struct buf *warning)
 {
+    char digest[33];
     struct buf b;
+    layout_digest_text(l->digest, digest);
     buf_init(&b);
-    buf_printf(&b, "{\"ok\": false, \"error\": ");
-    json_put_string(&b, err_text(e, code));
-    if (buf_error(&b) == 0)
-        (void)printf("%.*s}\n", (int)b.n_bytes, (const char *)b.data);
+    if (warning->n_bytes > 0)
+        json_put_string(&b, (const char *)warning->data);
+    (void)printf("{\"ok\": true, \"digest\": \"%s\", \"tensors\": %" PRIu32 ", \"bytes\": %" PRIu64
+                 ", \"ranks\": %" PRIu32 ", \"instances\": %" PRIu32 ", \"warnings\": [%.*s]}\n",
+                 digest, l->n_tensors, total_bytes(l), l->n_ranks, l->n_instances, (int)b.n_bytes,
+                 b.n_bytes > 0 ? (const char *)b.data : "");
     buf_close(&b);
 }
 
-static void print_check(const struct layout *l, bool json)
+static void print_text(const struct layout *l, const struct buf *warning)
 {
     char digest[33], bytes[24];
     layout_digest_text(l->digest, digest);
-    if (json)
-        (void)printf("{\"ok\": true, \"digest\": \"%s\", \"tensors\": %" PRIu32
-                     ", \"bytes\": %" PRIu64 ", \"ranks\": %" PRIu32 ", \"instances\": %" PRIu32
-                     "}\n",
-                     digest, l->n_tensors, total_bytes(l), l->n_ranks, l->n_instances);
+    (void)printf("ok: layout '%s', %" PRIu32 " tensor%s, %s, %" PRIu32 " ranks, %" PRIu32
+                 " instance%s, digest %s\n",
+                 l->name, l->n_tensors, l->n_tensors == 1 ? "" : "s",
+                 cmd_bytes_text(total_bytes(l), bytes, sizeof bytes), l->n_ranks, l->n_instances,
+                 l->n_instances == 1 ? "" : "s", digest);
+    if (warning->n_bytes > 0)
+        (void)printf("warning: %s\n", (const char *)warning->data);
+}
+
+static int print_check(const struct layout *l, bool json, struct err *e)
+{
+    struct buf warning;
+    buf_init(&warning);
+    int r = cmd_layout_whole(l, &warning);
+    if (r == 0 && warning.n_bytes > 0) {
+        buf_put(&warning, "", 1);
+        r = buf_error(&warning);
+    }
+    if (r != 0)
+        (void)err_set(e, r, "out of memory");
+    else if (json)
+        print_json(l, &warning);
     else
-        (void)printf("ok: layout '%s', %" PRIu32 " tensor%s, %s, %" PRIu32 " ranks, %" PRIu32
-                     " instance%s, digest %s\n",
-                     l->name, l->n_tensors, l->n_tensors == 1 ? "" : "s",
-                     cmd_bytes_text(total_bytes(l), bytes, sizeof bytes), l->n_ranks,
-                     l->n_instances, l->n_instances == 1 ? "" : "s", digest);
+        print_text(l, &warning);
+    buf_close(&warning);
+    return r;
 }
 
 static int layout_check_command(const struct layout_options *o)
@@ -101,14 +119,9 @@ static int layout_check_command(const struct layout_options *o)
     struct layout *l = NULL;
     struct err e = {0};
     int r = check_file(o, &l, &e);
-    int code = CMD_OK;
-    if (r == 0) {
-        print_check(l, o->json);
-    } else {
-        if (o->json)
-            print_check_error(&e, r);
-        code = cmd_fail("layout check", r, &e);
-    }
+    if (r == 0)
+        r = print_check(l, o->json, &e);
+    int code = r == 0 ? CMD_OK : cmd_fail("layout check", o->json, r, &e);
     layout_free(l);
     return cmd_flush("layout check", code);
 }
@@ -121,10 +134,10 @@ static int layout_show_command(const struct layout_options *o)
     struct err e = {0};
     int r = cmd_read_layout(o->file, &l, &e);
     if (r != 0)
-        return cmd_fail("layout show", r, &e);
+        return cmd_fail("layout show", o->json, r, &e);
     r = cmd_layout_show(l, o, &e);
     layout_free(l);
-    return r == 0 ? cmd_flush("layout show", CMD_OK) : cmd_fail("layout show", r, &e);
+    return r == 0 ? cmd_flush("layout show", CMD_OK) : cmd_fail("layout show", o->json, r, &e);
 }
 
 /* --- arguments ----------------------------------------------------------- */
@@ -137,8 +150,9 @@ static int parse_options(int argc, char **argv, struct layout_options *o)
         {"all", no_argument, NULL, 'a'},          {"json", no_argument, NULL, 'j'},
         {"help", no_argument, NULL, 'h'},         {0}};
     uint64_t rank;
+    opterr = 0;
     optind = 0;
-    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, ":", known, NULL)) != -1;) {
         switch (c) {
         case 's':
             o->source = optarg;
@@ -151,7 +165,7 @@ static int parse_options(int argc, char **argv, struct layout_options *o)
             break;
         case 'r':
             if (!cmd_parse_u64(optarg, 0, LAYOUT_MAX_RANKS - 1, &rank))
-                return cmd_usage("layout", usage, "--rank must be a rank id, not '%s'", optarg);
+                return cmd_usage("layout", o->json, "--rank must be a rank id, not '%s'", optarg);
             o->rank = (int64_t)rank;
             break;
         case 'a':
@@ -164,12 +178,11 @@ static int parse_options(int argc, char **argv, struct layout_options *o)
             o->help = true;
             return CMD_OK;
         default:
-            (void)fputs(usage, stderr);
-            return CMD_USAGE;
+            return cmd_bad_option("layout", o->json, c, argv);
         }
     }
     if (argc - optind != 1)
-        return cmd_usage("layout", usage, "one FILE is needed");
+        return cmd_usage("layout", o->json, "one FILE is needed");
     o->file = argv[optind];
     return CMD_OK;
 }
@@ -182,20 +195,20 @@ static int print_usage(void)
 
 int cmd_layout(int argc, char **argv)
 {
-    struct layout_options o = {.rank = -1};
+    struct layout_options o = {.rank = -1, .json = cmd_wants_json(argc, argv)};
     if (argc == 2 && strcmp(argv[1], "--help") == 0)
         return print_usage();
     bool check = argc > 1 && strcmp(argv[1], "check") == 0;
     if (!check && (argc < 2 || strcmp(argv[1], "show") != 0))
-        return cmd_usage("layout", usage, "say 'check' or 'show'");
+        return cmd_usage("layout", o.json, "say 'check' or 'show'");
     int code = parse_options(argc - 1, argv + 1, &o);
     if (code != CMD_OK)
         return code;
     if (o.help)
         return print_usage();
     if (check && (o.tensor != NULL || o.rank >= 0 || o.all))
-        return cmd_usage("layout check", usage, "--tensor, --rank and --all belong to 'show'");
+        return cmd_usage("layout check", o.json, "--tensor, --rank and --all belong to 'show'");
     if (!check && (o.source != NULL || o.allow_gaps))
-        return cmd_usage("layout show", usage, "--source and --allow-gaps belong to 'check'");
+        return cmd_usage("layout show", o.json, "--source and --allow-gaps belong to 'check'");
     return check ? layout_check_command(&o) : layout_show_command(&o);
 }

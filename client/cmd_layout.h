@@ -18,4 +18,7 @@ struct layout_options {
 /* Prints the inventory of a layout as the options say. Errors name what is not there. */
 int cmd_layout_show(const struct layout *l, const struct layout_options *o, struct err *e);
 
+/* Puts a warning where an instance does not hold the whole model, else nothing. RS_ENOMEM. */
+int cmd_layout_whole(const struct layout *l, struct buf *warning);
+
 #endif

@@ -353,7 +353,10 @@ static void print_totals(const struct inventory *v, const uint32_t *which, uint3
                  cmd_bytes_text(t.held_bytes, b, sizeof b));
     if (t.unique_bytes > 0)
         (void)printf(" (x%.3g)", (double)t.held_bytes / (double)t.unique_bytes);
-    if (t.holders > 0)
+    if (t.holders > 0 && t.least == t.most)
+        (void)printf(" by %" PRIu32 " of %" PRIu32 " ranks, %s each", t.holders, v->l->n_ranks,
+                     cmd_bytes_text(t.least, c, sizeof c));
+    else if (t.holders > 0)
         (void)printf(" by %" PRIu32 " of %" PRIu32 " ranks: %s (rank %" PRIu32
                      ") to %s (rank %" PRIu32 ")",
                      t.holders, v->l->n_ranks, cmd_bytes_text(t.least, c, sizeof c), t.least_rank,

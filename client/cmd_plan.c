@@ -1,6 +1,7 @@
 /* reshardctl plan: what would move where, without a daemon. */
 #include "client/cmd_plan.h"
 
+#include <fnmatch.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <string.h>
@@ -24,7 +25,8 @@ static const char usage[] =
     "  --chunk-bytes N        greatest message (default 8388608)\n"
     "  --ring-slots N         staging slots per device (default 8)\n"
     "  --explain TENSOR [RANK]  in words, where that tensor (of that rank) comes from, and why\n"
-    "  --json                 the plan as JSON; --summary: its totals alone\n";
+    "  --json                 the plan (or what --explain tells) as JSON; --summary: totals "
+    "alone\n";
 
 struct options {
     const char *source, *topology, *explain;
@@ -44,25 +46,26 @@ static int add_rule(struct options *o, const char *text)
     const char *equals = strrchr(text, '=');
     enum plan_strategy strategy;
     if (equals == NULL || equals == text || plan_strategy_parse(equals + 1, &strategy) != 0)
-        return cmd_usage("plan", usage,
+        return cmd_usage("plan", o->json,
                          "--rule must be GLOB=STRATEGY with reshard, direct or gather-broadcast, "
                          "not '%s'",
                          text);
     if (o->plan.n_rules == MAX_RULES)
-        return cmd_usage("plan", usage, "more than %d rules", MAX_RULES);
+        return cmd_usage("plan", o->json, "more than %d rules", MAX_RULES);
     char *glob = mem_strndup(text, (size_t)(equals - text));
     if (glob == NULL)
-        return cmd_fail("plan", RS_ENOMEM, NULL);
+        return cmd_fail("plan", o->json, RS_ENOMEM, NULL);
     o->globs[o->plan.n_rules] = glob;
     o->rules[o->plan.n_rules++] = (struct plan_rule){glob, strategy};
     return CMD_OK;
 }
 
-static int set_number(const char *option, uint64_t least, uint64_t greatest, uint64_t *ret)
+static int set_number(const struct options *o, const char *option, uint64_t least,
+                      uint64_t greatest, uint64_t *ret)
 {
     if (cmd_parse_u64(optarg, least, greatest, ret))
         return CMD_OK;
-    return cmd_usage("plan", usage,
+    return cmd_usage("plan", o->json,
                      "--%s must be a number from %" PRIu64 " to %" PRIu64 ", not '%s'", option,
                      least, greatest, optarg);
 }
@@ -104,7 +107,7 @@ static const struct option known[] = {
 static int add_destination(struct options *o)
 {
     if (o->n_destinations == MAX_DESTINATIONS)
-        return cmd_usage("plan", usage, "more than %d destinations", MAX_DESTINATIONS);
+        return cmd_usage("plan", o->json, "more than %d destinations", MAX_DESTINATIONS);
     o->destinations[o->n_destinations++] = optarg;
     return CMD_OK;
 }
@@ -112,7 +115,7 @@ static int add_destination(struct options *o)
 static int set_ring(struct options *o)
 {
     uint64_t slots;
-    int code = set_number("ring-slots", 1, 1 << 16, &slots);
+    int code = set_number(o, "ring-slots", 1, 1 << 16, &slots);
     if (code == CMD_OK)
         o->plan.ring_slots = (uint32_t)slots;
     return code;
@@ -122,14 +125,14 @@ static int set_strategy(struct options *o)
 {
     if (plan_strategy_parse(optarg, &o->plan.strategy) == 0)
         return CMD_OK;
-    return cmd_usage("plan", usage,
+    return cmd_usage("plan", o->json,
                      "--strategy must be reshard, direct or gather-broadcast, not "
                      "'%s'",
                      optarg);
 }
 
 /* One option; CMD_OK, or the exit code. */
-static int take_option(struct options *o, int c)
+static int take_option(struct options *o, int c, char **argv)
 {
     switch ((enum long_option)c) {
     case OPT_SOURCE:
@@ -151,9 +154,9 @@ static int take_option(struct options *o, int c)
         o->plan.staging_ingest = false;
         return CMD_OK;
     case OPT_LEAST_PIECE:
-        return set_number("least-piece-bytes", 1, UINT64_C(1) << 40, &o->plan.least_piece_bytes);
+        return set_number(o, "least-piece-bytes", 1, UINT64_C(1) << 40, &o->plan.least_piece_bytes);
     case OPT_CHUNK:
-        return set_number("chunk-bytes", 16, UINT64_C(1) << 32, &o->plan.chunk_bytes);
+        return set_number(o, "chunk-bytes", 16, UINT64_C(1) << 32, &o->plan.chunk_bytes);
     case OPT_RING:
         return set_ring(o);
     case OPT_EXPLAIN:
@@ -169,31 +172,32 @@ static int take_option(struct options *o, int c)
         o->help = true;
         return CMD_OK;
     }
-    (void)fputs(usage, stderr);
-    return CMD_USAGE;
+    return cmd_bad_option("plan", o->json, c, argv);
 }
 
 static int parse_options(int argc, char **argv, struct options *o)
 {
     uint64_t rank;
     int code = CMD_OK, left;
+    opterr = 0;
     optind = 0;
-    for (int c; code == CMD_OK && !o->help && (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
-        code = take_option(o, c);
+    for (int c;
+         code == CMD_OK && !o->help && (c = getopt_long(argc, argv, ":", known, NULL)) != -1;)
+        code = take_option(o, c, argv);
     left = argc - optind;
     if (code != CMD_OK || o->help)
         return code;
     if (left > (o->explain != NULL ? 1 : 0))
-        return cmd_usage("plan", usage, "unexpected argument '%s'", argv[optind]);
+        return cmd_usage("plan", o->json, "unexpected argument '%s'", argv[optind]);
     if (left == 1 && !cmd_parse_u64(argv[optind], 0, LAYOUT_MAX_RANKS - 1, &rank))
-        return cmd_usage("plan", usage, "the rank to explain must be a number, not '%s'",
+        return cmd_usage("plan", o->json, "the rank to explain must be a number, not '%s'",
                          argv[optind]);
     if (left == 1)
         o->rank = (int64_t)rank;
     if (o->source == NULL || o->n_destinations == 0 || o->topology == NULL)
-        return cmd_usage("plan", usage, "--source, --destination and --topology are needed");
-    if (o->explain != NULL && (o->json || o->summary))
-        return cmd_usage("plan", usage, "--explain has no --json or --summary");
+        return cmd_usage("plan", o->json, "--source, --destination and --topology are needed");
+    if (o->explain != NULL && o->summary)
+        return cmd_usage("plan", o->json, "--explain has no --summary");
     o->plan.rules = o->rules;
     return CMD_OK;
 }
@@ -312,21 +316,37 @@ static int make_plan(const struct options *o, struct plan_run *run, struct err *
     return r;
 }
 
+/* Likely a slip of the pen: the plan is made all the same, but not without a word. */
+static void warn_of_idle_rules(const struct options *o, const struct layout *l)
+{
+    for (uint32_t i = 0; i < o->plan.n_rules; i++) {
+        uint32_t t = 0;
+        while (t < l->n_tensors && fnmatch(o->globs[i], l->tensors[t].name, 0) != 0)
+            t++;
+        if (t == l->n_tensors)
+            (void)fprintf(stderr, "reshardctl plan: warning: --rule '%s=%s' matches no tensor\n",
+                          o->globs[i], plan_strategy_name(o->rules[i].strategy));
+    }
+}
+
 static int plan_and_print(const struct options *o, struct plan_run *run, struct err *e)
 {
     int r = read_inputs(o, run, e);
+    if (r == 0)
+        warn_of_idle_rules(o, run->source);
     if (r == 0)
         r = make_plan(o, run, e);
     if (r != 0)
         return r;
     if (o->explain != NULL)
-        return cmd_plan_explain(run, o->explain, o->rank, e);
+        return cmd_plan_explain(run, o->explain, o->rank, o->json, e);
     return o->json ? cmd_plan_json(run, o->summary, e) : cmd_plan_text(run, o->summary, e);
 }
 
 int cmd_plan(int argc, char **argv)
 {
-    struct options o = {.rank = -1, .plan = plan_options_default()};
+    struct options o = {
+        .rank = -1, .json = cmd_wants_json(argc, argv), .plan = plan_options_default()};
     struct plan_run run = {0};
     struct err e = {0};
     int code = parse_options(argc, argv, &o);
@@ -335,7 +355,7 @@ int cmd_plan(int argc, char **argv)
         code = cmd_flush("plan", CMD_OK);
     } else if (code == CMD_OK) {
         int r = plan_and_print(&o, &run, &e);
-        code = r == 0 ? cmd_flush("plan", CMD_OK) : cmd_fail("plan", r, &e);
+        code = r == 0 ? cmd_flush("plan", CMD_OK) : cmd_fail("plan", o.json, r, &e);
     }
     run_close(&run);
     for (uint32_t i = 0; i < o.plan.n_rules; i++)

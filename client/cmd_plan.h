@@ -22,8 +22,10 @@ struct plan_run {
 int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e);
 /* A table for people; without the devices where summary_only. */
 int cmd_plan_text(const struct plan_run *run, bool summary_only, struct err *e);
-/* In words, where the parts of `tensor` come from: of one rank, or of all that need it (rank < 0).
- */
-int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t rank, struct err *e);
+/* Where the parts of `tensor` come from, of one rank or of all that need it (rank < 0): in words, or as
+ * JSON {"tensor", "ranks": [{"layout", "rank", "device", "domain", "bytes", "hops": [hop]}]}, hop =
+ * {"from", "to", "tier", "bytes", "transfers", "boxes", "why", "after": [hop]}. */
+int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t rank, bool json,
+                     struct err *e);
 
 #endif

@@ -15,6 +15,9 @@ static const char *const usage = "usage: reshardctl status [MODEL]\n"
                                  "states of instances and workers,\n"
                                  "the queue, and the last refit's bytes per tier and times.\n";
 
+/* The whole text: timeline, --json. */
+enum { REASON_CHARACTERS = 160, CELL_CHARACTERS = 48 };
+
 static size_t n_domains(const json_t *domain_of_device)
 {
     json_int_t most = -1;
@@ -27,13 +30,15 @@ static size_t n_domains(const json_t *domain_of_device)
 
 static void print_daemon(const json_t *s)
 {
-    (void)printf("node %s: reshardd %s, up %s, incarnation %s, %llu clients\n", jstr(s, "node"),
-                 jstr(s, "release"), ctl_ns(jnum(s, "uptime_ns")), jstr(s, "incarnation"),
-                 (unsigned long long)jnum(s, "clients"));
-    (void)printf("backend %s: %llu devices in %zu domains; data plane %s, replaced %llu times\n",
+    (void)printf("node %s: reshardd %s, up %s, incarnation %s, %llu client%s (with this one)\n",
+                 jstr(s, "node"), jstr(s, "release"), ctl_ns(jnum(s, "uptime_ns")),
+                 jstr(s, "incarnation"), (unsigned long long)jnum(s, "clients"),
+                 jnum(s, "clients") == 1 ? "" : "s");
+    (void)printf("backend %s: %llu devices in %zu domains; data plane %s, replaced %llu time%s\n",
                  jstr(s, "backend"), (unsigned long long)jnum(s, "devices"),
                  n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
-                 (unsigned long long)jnum(s, "data_plane_restarts"));
+                 (unsigned long long)jnum(s, "data_plane_restarts"),
+                 jnum(s, "data_plane_restarts") == 1 ? "" : "s");
 }
 
 static void print_committed(const json_t *m)
@@ -109,13 +114,15 @@ static void print_last(const json_t *m)
     const json_t *r = json_object_get(m, "last");
     if (r == NULL)
         return;
+    char reason[4 * REASON_CHARACTERS + 4];
     (void)printf("  last refit   version %llu %s", (unsigned long long)jnum(r, "version"),
                  jstr(r, "phase"));
     if (jstr(r, "reason")[0] != '\0')
-        (void)printf(": %s", jstr(r, "reason"));
+        (void)printf(": %s",
+                     cmd_cut_text(jstr(r, "reason"), REASON_CHARACTERS, reason, sizeof reason));
     (void)printf("; total %s, wire %s, trainer stall %s, strategy %s\n",
-                 ctl_ns(jnum(r, "total_ns")), ctl_ns(jnum(r, "wire_ns")),
-                 ctl_ns(jnum(r, "stall_ns")), jstr(r, "strategy"));
+                 ctl_took(jnum(r, "total_ns")), ctl_took(jnum(r, "wire_ns")),
+                 ctl_took(jnum(r, "stall_ns")), ctl_word(jstr(r, "strategy")));
     (void)printf("               ");
     cmd_print_bytes(json_object_get(r, "bytes"));
     (void)printf("\n");
@@ -174,14 +181,16 @@ static int print_instances(const json_t *m)
     json_t *x;
     json_array_foreach(instances, i, x)
     {
-        char ranks[48];
+        char ranks[48], cell[4 * CELL_CHARACTERS + 4];
         ranks_text(json_object_get(x, "ranks"), ranks, sizeof ranks);
         cmd_table_cell(&t, "%s", jstr(x, "layout_name"));
         cmd_table_cell(&t, "%llu", (unsigned long long)jnum(x, "instance"));
         cmd_table_cell(&t, "%s", ranks);
         cmd_table_cell(&t, "%s", jstr(x, "state"));
         number_cell(&t, jnum(x, "applied"));
-        cmd_table_cell(&t, "%s", jstr(x, "verdict")[0] != '\0' ? jstr(x, "verdict") : "-");
+        cmd_table_cell(
+            &t, "%s",
+            cmd_cut_text(ctl_word(jstr(x, "verdict")), CELL_CHARACTERS, cell, sizeof cell));
     }
     return cmd_table_print(&t, stdout, 2);
 }
@@ -189,11 +198,15 @@ static int print_instances(const json_t *m)
 static void worker_row(struct cmd_table *t, const json_t *w)
 {
     bool source = strcmp(jstr(w, "side"), "source") == 0;
+    char cell[4 * CELL_CHARACTERS + 4];
     cmd_table_cell(t, "%s", jstr(w, "worker"));
     cmd_table_cell(t, "%s", jstr(w, "side"));
     cmd_table_cell(t, "%s", jstr(w, "layout_name"));
     cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "rank"));
-    cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "device"));
+    if (jnum(w, "pid") == 0) /* nobody is there to have one */
+        cmd_table_cell(t, "-");
+    else
+        cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "device"));
     number_cell(t, jnum(w, "pid"));
     cmd_table_cell(t, "%s", source ? "-" : jstr(w, "receive"));
     cmd_table_cell(t, "%s",
@@ -203,7 +216,8 @@ static void worker_row(struct cmd_table *t, const json_t *w)
     number_cell(t, jnum(w, "applied"));
     cmd_table_cell(t, "%s",
                    jnum(w, "segment_bytes") == 0 ? "-" : ctl_bytes(jnum(w, "segment_bytes")));
-    cmd_table_cell(t, "%s", jstr(w, "doing")[0] != '\0' ? jstr(w, "doing") : "-");
+    cmd_table_cell(t, "%s",
+                   cmd_cut_text(ctl_word(jstr(w, "doing")), CELL_CHARACTERS, cell, sizeof cell));
 }
 
 /* Sources first, then by layout and rank; the daemon keeps no order. */

@@ -102,8 +102,8 @@ static void print_times(const json_t *record, const json_t *marks)
     json_int_t longest;
     const char *who;
     size_t n = pauses(marks, &longest, &who);
-    (void)printf("  total %s; wire %s; trainer stall %s; ", ctl_ns(jnum(record, "total_ns")),
-                 ctl_ns(jnum(record, "wire_ns")), ctl_ns(jnum(record, "stall_ns")));
+    (void)printf("  total %s; wire %s; trainer stall %s; ", ctl_took(jnum(record, "total_ns")),
+                 ctl_took(jnum(record, "wire_ns")), ctl_took(jnum(record, "stall_ns")));
     if (n == 0)
         (void)printf("pause to resume: no worker has marked it\n");
     else
@@ -119,9 +119,8 @@ static int print_version(const char *model, const json_t *v)
     const json_t *record = json_object_get(v, "record"), *marks = json_object_get(v, "marks");
     (void)printf("model %s version %llu: %s, attempts %llu, strategy %s, plan %s, epoch %llu\n",
                  model, (unsigned long long)jnum(record, "version"), jstr(record, "phase"),
-                 (unsigned long long)jnum(record, "attempts"), jstr(record, "strategy"),
-                 jstr(record, "plan_digest")[0] != '\0' ? jstr(record, "plan_digest") : "-",
-                 (unsigned long long)jnum(record, "epoch"));
+                 (unsigned long long)jnum(record, "attempts"), ctl_word(jstr(record, "strategy")),
+                 ctl_word(jstr(record, "plan_digest")), (unsigned long long)jnum(record, "epoch"));
     if (jstr(record, "reason")[0] != '\0')
         (void)printf("  %s\n", jstr(record, "reason"));
     print_times(record, marks);
@@ -238,10 +237,13 @@ static int write_trace(const struct ctl *c, const char *path, const char *model,
         json_decref(trace);
         return ctl_fail(c, RS_ENOMEM, NULL);
     }
-    if (strcmp(path, "-") == 0)
-        return ctl_print_json(c, trace);
-    r = json_dump_file(trace, path, JSON_INDENT(1));
+    bool standard = strcmp(path, "-") == 0;
+    /* All digits: a time since 1970 in us has sixteen. */
+    r = standard ? json_dumpf(trace, stdout, JSON_INDENT(1))
+                 : json_dump_file(trace, path, JSON_INDENT(1));
     json_decref(trace);
+    if (standard)
+        return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
     if (r == 0)
         return CMD_OK;
     struct err err = {0};

@@ -11,21 +11,26 @@
 static const char *const usage = "usage: reshardctl versions [MODEL] [--last N]\n"
                                  "  --last N  how many, newest first (default 20)\n";
 
+enum { REASON_CHARACTERS = 72 }; /* all of it: timeline, --json */
+
 static void row(struct cmd_table *t, const json_t *v)
 {
     const json_t *b = json_object_get(v, "bytes");
+    char reason[4 * REASON_CHARACTERS + 4];
     cmd_table_cell(t, "%llu", (unsigned long long)jnum(v, "version"));
     cmd_table_cell(t, "%s", jstr(v, "phase"));
     cmd_table_cell(t, "%llu", (unsigned long long)jnum(v, "attempts"));
-    cmd_table_cell(t, "%s", ctl_ns(jnum(v, "total_ns")));
-    cmd_table_cell(t, "%s", ctl_ns(jnum(v, "wire_ns")));
-    cmd_table_cell(t, "%s", ctl_ns(jnum(v, "stall_ns")));
+    cmd_table_cell(t, "%s", ctl_took(jnum(v, "total_ns")));
+    cmd_table_cell(t, "%s", ctl_took(jnum(v, "wire_ns")));
+    cmd_table_cell(t, "%s", ctl_took(jnum(v, "stall_ns")));
     cmd_table_cell(t, "%s", ctl_bytes(jnum(b, "landed")));
     cmd_table_cell(t, "%s", ctl_bytes(jnum(b, "network")));
     cmd_table_cell(t, "%s", ctl_bytes(jnum(b, "domain")));
     cmd_table_cell(t, "%s", ctl_bytes(jnum(b, "device")));
-    cmd_table_cell(t, "%s", jstr(v, "strategy")[0] != '\0' ? jstr(v, "strategy") : "-");
-    cmd_table_cell(t, "%s", jstr(v, "reason")[0] != '\0' ? jstr(v, "reason") : "-");
+    cmd_table_cell(t, "%s", ctl_word(jstr(v, "strategy")));
+    cmd_table_cell(
+        t, "%s",
+        cmd_cut_text(ctl_word(jstr(v, "reason")), REASON_CHARACTERS, reason, sizeof reason));
 }
 
 static int print(const struct ctl *c, const json_t *reply)

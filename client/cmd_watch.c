@@ -70,7 +70,7 @@ static void put_words(const json_t *state, struct buf *line)
     if (n > 1)
         buf_printf(line, " and %zu more", n - 1);
     if (jstr(state, "reason")[0] != '\0')
-        buf_printf(line, "  %s", jstr(state, "reason"));
+        buf_printf(line, "%s%s", n > 0 ? "; " : "  ", jstr(state, "reason"));
 }
 
 static void put_line(const struct screen *s, const json_t *state, struct buf *line)
@@ -244,6 +244,12 @@ static bool next_version(struct ctl *c, const char *model, uint64_t after, bool 
         json_decref(status);
         if (first)
             seen = ended;
+        if (first && v == 0)
+            (void)fprintf(
+                stderr,
+                "reshardctl watch: model '%s' has nothing in flight; waiting for its next "
+                "version\n",
+                model);
         if (v > after || ended > seen) {
             *ret_version = v > after ? v : ended;
             return true;

@@ -62,5 +62,9 @@ int ctl_print_json(const struct ctl *c, struct json_t *j);
  * take turns: use it in the same expression. */
 const char *ctl_ns(uint64_t ns);
 const char *ctl_bytes(uint64_t bytes);
+/* As ctl_ns; "-" for 0: it was not measured, as for a version that did not come so far. */
+const char *ctl_took(uint64_t ns);
+/* The text, or "-" where it is empty. */
+const char *ctl_word(const char *text);
 
 #endif

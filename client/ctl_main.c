@@ -102,6 +102,11 @@ bool ctl_connect(struct ctl *c)
     int r = link_open(c->socket, ctl_deadline(c), &c->link, &err);
     if (r == 0)
         return true;
+    if (r == RS_EUNAVAIL) {
+        struct err why = err;
+        (void)err_set(&err, r, "%s (--socket PATH or RESHARD_SOCKET names another socket)",
+                      err_text(&why, r));
+    }
     c->exit = ctl_fail(c, r, &err);
     return false;
 }
@@ -113,6 +118,7 @@ bool ctl_begin(struct ctl *c, const char *command, const char *usage, const stru
     *c = (struct ctl){.command = command,
                       .usage = usage,
                       .timeout_ms = TIMEOUT_DEFAULT_MS,
+                      .json = cmd_wants_json(argc, argv),
                       .socket = environment != NULL && environment[0] != '\0'
                                     ? environment
                                     : RESHARD_SOCKET_DEFAULT};
@@ -139,7 +145,7 @@ uint64_t ctl_deadline(const struct ctl *c)
 
 int ctl_fail(const struct ctl *c, int code, const struct err *e)
 {
-    (void)cmd_fail(c->command, code, e);
+    (void)cmd_fail(c->command, c->json, code, e);
     if (code == RS_EUNAVAIL)
         return CMD_NO_DAEMON;
     return code == RS_EINVAL ? CMD_USAGE : CMD_FAILED;
@@ -152,7 +158,7 @@ int ctl_bad(const struct ctl *c, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return cmd_usage(c->command, c->usage, "%s", text);
+    return cmd_usage(c->command, c->json, "%s", text);
 }
 
 bool ctl_ask(struct ctl *c, enum ctl_call call, json_t *request, json_t **ret_reply)
@@ -168,6 +174,32 @@ bool ctl_ask(struct ctl *c, enum ctl_call call, json_t *request, json_t **ret_re
     return r == 0;
 }
 
+enum { MODELS_NAMED = 8 };
+
+/* "m, n and 2 more" */
+static void put_models(struct buf *b, const json_t *models)
+{
+    size_t i, n = json_array_size(models);
+    json_t *m;
+    json_array_foreach(models, i, m) if (i < MODELS_NAMED)
+        buf_printf(b, "%s%s", i == 0 ? "" : ", ", jstr(m, "model"));
+    if (n > MODELS_NAMED)
+        buf_printf(b, " and %zu more", n - MODELS_NAMED);
+}
+
+static int bad_model(const struct ctl *c, const json_t *models)
+{
+    struct buf b;
+    buf_init(&b);
+    put_models(&b, models);
+    int code = buf_error(&b) != 0
+                   ? ctl_fail(c, RS_ENOMEM, NULL)
+                   : ctl_bad(c, "the daemon has %zu models, name one: %.*s",
+                             json_array_size(models), (int)b.n_bytes, (const char *)b.data);
+    buf_close(&b);
+    return code;
+}
+
 /* The daemon's models, when the command names none. */
 static bool only_model(struct ctl *c, const char **ret_model)
 {
@@ -181,10 +213,10 @@ static bool only_model(struct ctl *c, const char **ret_model)
         (void)snprintf(name, sizeof name, "%s", jstr(json_array_get(models, 0), "model"));
         *ret_model = name;
     } else if (n == 0) {
-        (void)fprintf(stderr, "reshardctl %s: the daemon knows no model yet\n", c->command);
-        c->exit = CMD_FAILED;
+        struct err err = {0};
+        c->exit = ctl_fail(c, err_set(&err, RS_ENOTFOUND, "the daemon knows no model yet"), &err);
     } else {
-        c->exit = ctl_bad(c, "the daemon has %zu models: name one", n);
+        c->exit = bad_model(c, models);
     }
     json_decref(status);
     return n == 1;
@@ -232,4 +264,14 @@ const char *ctl_ns(uint64_t ns)
 const char *ctl_bytes(uint64_t bytes)
 {
     return cmd_bytes_text(bytes, turn(), TURN_BYTES);
+}
+
+const char *ctl_took(uint64_t ns)
+{
+    return ns == 0 ? "-" : ctl_ns(ns);
+}
+
+const char *ctl_word(const char *text)
+{
+    return text[0] != '\0' ? text : "-";
 }

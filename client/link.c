@@ -181,7 +181,8 @@ static int memory_connect(const char *path, int *ret_fd, struct err *e)
         int why = errno;
         close(fd);
         int code = why == EACCES || why == EPERM ? RS_EPERM : RS_EUNAVAIL;
-        return err_set(e, code, "no daemon at '%s': %s", address.sun_path, strerror(why));
+        return err_set(e, code, "no daemon at '%s': %s%s", path, strerror(why),
+                       code == RS_EUNAVAIL ? "; is reshardd running?" : "");
     }
     *ret_fd = fd;
     return 0;

@@ -4,6 +4,7 @@
 
 #include "client/cmd.h"
 #include "client/cmd_online.h"
+#include "service/release.h"
 
 #include "base/banned.h"
 
@@ -29,8 +30,10 @@ static void help(FILE *out)
     (void)fprintf(out, "usage: reshardctl COMMAND [ARGUMENTS]\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         (void)fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].what);
-    (void)fprintf(out, "\nreshardctl COMMAND --help tells more. All take --json.\n"
-                       "Exit: 0 ok, 1 the operation failed, 2 bad usage or input, 3 no daemon.\n");
+    (void)fprintf(out,
+                  "\nreshardctl COMMAND --help tells more. All take --json, which tells errors\n"
+                  "in JSON too: {\"ok\": false, \"error\": \"…\"}. --version: this release.\n"
+                  "Exit: 0 ok, 1 the operation failed, 2 bad usage or input, 3 no daemon.\n");
 }
 
 static const struct command *find(const char *name)
@@ -67,10 +70,15 @@ int main(int argc, char **argv)
         help(stdout);
         return cmd_flush("help", CMD_OK);
     }
+    if (strcmp(argv[1], "--version") == 0) {
+        (void)printf("reshardctl %s\n", RESHARD_RELEASE);
+        return cmd_flush("--version", CMD_OK);
+    }
     const struct command *c = find(argv[1]);
     if (c == NULL) {
-        (void)fprintf(stderr, "reshardctl: there is no command '%s'\n\n", argv[1]);
-        help(stderr);
+        (void)fprintf(stderr,
+                      "reshardctl: there is no command '%s' (reshardctl --help tells which)\n",
+                      argv[1]);
         return CMD_USAGE;
     }
     return c->run(argc - 1, argv + 1);

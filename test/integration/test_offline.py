@@ -6,6 +6,7 @@ project is used but the binary (RESHARDCTL, else build/reshardctl). Prints what 
 """
 import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -279,8 +280,42 @@ class Plan(unittest.TestCase):
         self.assertIn("rank 2 of 'rollout' on n1:2 (domain 'rack1') holds 32 B of 'w'", r.stdout)
         self.assertIn("[4:8, 4:6] (16 B) from source rank 1 on n0:1", r.stdout)
         self.assertIn("no device of domain 'rack1' holds it", r.stdout)
+        [rank] = json.loads(example().plan("--explain", "w", "2", "--json").stdout)["ranks"]
+        self.assertEqual((rank["layout"], rank["rank"], rank["device"], rank["domain"], rank["bytes"]),
+                         ("rollout", 2, "n1:2", "rack1", 32))
+        self.assertEqual([(h["from"]["rank"], h["tier"], h["bytes"], h["boxes"]) for h in rank["hops"]],
+                         [(s, "network", 16, [{"offset": [4 * s, 4], "size": [4, 2]}]) for s in (0, 1)])
         self.assertEqual(example().plan("--explain", "v").returncode, 2)
         self.assertEqual(example().plan("--explain", "w", "9").returncode, 2)
+
+    def test_transfers_of_one_route_are_explained_as_one_hop(self):
+        """Staging on n1:1 takes in half of what the one taker in rack1 needs; small pieces make many transfers."""
+        source = layout("trainer", 1, [mesh("m", [1], [0])], [tensor("w", [64, 64], ["Replicate"])])
+        rollout = layout("rollout", 2, [mesh("m", [2], [0, 1])], [tensor("w", [64, 64], ["Replicate"])])
+        f = Files(source, [rollout], {"nodes": [{"name": "n0", "devices": 1}, {"name": "n1", "devices": 2}],
+                                      "source": ["n0:0"], "destination": ["n1:0", "n1:1"]})
+        small = "--chunk-bytes", "1024", "--least-piece-bytes", "1"
+        transfers = [t for t in json.loads(f.plan(*small, "--json").stdout)["transfers"] if t["to"]["rank"] == 0]
+        ends = lambda t: json.dumps([t["from"], t["to"]["device"], t["tier"]], sort_keys=True)
+        [rank] = json.loads(f.plan(*small, "--explain", "w", "0", "--json").stdout)["ranks"]
+        self.assertGreaterEqual(len(transfers), 16)
+        self.assertEqual(len(rank["hops"]), len({ends(t) for t in transfers}))
+        for hop in rank["hops"]:
+            of = [t for t in transfers if t["from"]["device"] == hop["from"]["device"]]
+            self.assertEqual((hop["transfers"], hop["bytes"]), (len(of), sum(t["bytes"] for t in of)))
+            inside = lambda b: set(itertools.product(*(range(o, o + s) for o, s in zip(b["offset"], b["size"]))))
+            self.assertEqual(set().union(*map(inside, hop["boxes"])), set().union(*map(inside, of)))
+            self.assertEqual(sum(math.prod(b["size"]) for b in hop["boxes"]) * 4, hop["bytes"])
+            self.assertLess(len(hop["boxes"]), len(of))
+            self.assertEqual(bool(hop["after"]), hop["from"]["side"] != "source")
+        text = f.plan(*small, "--explain", "w", "0").stdout
+        self.assertIn(" transfers) from source rank 0 on n0:0", text)
+        self.assertLess(text.count("\n"), 8)
+
+    def test_a_rule_that_matches_nothing_is_told(self):
+        r = example().plan("--rule", "xyz*=direct", "--rule", "w=direct")
+        self.assertEqual((r.returncode, r.stderr),
+                         (0, "reshardctl plan: warning: --rule 'xyz*=direct' matches no tensor\n"))
 
     def test_a_rule_picks_the_strategy_of_the_tensors_that_match(self):
         f = example()
@@ -292,10 +327,15 @@ class Plan(unittest.TestCase):
         f = example()
         for arguments, says in ((["--strategy", "fast"], "'fast'"), (["--rule", "w"], "GLOB=STRATEGY"),
                                 (["--ring-slots", "0"], "--ring-slots"), (["--chunk-bytes", "x"], "--chunk-bytes"),
-                                (["extra"], "'extra'"), (["--nonsense"], "usage")):
+                                (["extra"], "'extra'"), (["--nonsense"], "no option '--nonsense'"),
+                                (["--source"], "'--source' needs a value")):
             r = f.plan(*arguments)
             self.assertEqual((r.returncode, r.stdout), (2, ""), arguments)
             self.assertIn(says, r.stderr)
+            self.assertRegex(r.stderr, r"^reshardctl plan: [^\n]*\n$")
+            r = f.plan("--json", *arguments)
+            self.assertEqual(r.returncode, 2, arguments)
+            self.assertIn(says, json.loads(r.stdout)["error"])
         self.assertEqual(ctl("plan").returncode, 2)
         self.assertEqual(ctl("plan", "--source", "/nonexistent", *f.arguments[2:]).returncode, 2)
 
@@ -392,10 +432,37 @@ class Layout(unittest.TestCase):
     def test_json_answers_say_the_same(self):
         good = json.loads(self.check(example().source, "--json").stdout)
         self.assertEqual((good["ok"], good["tensors"], good["bytes"]), (True, 1, 128))
+        bad = self.check("{}", "--json", "--bogus")
+        self.assertEqual((bad.returncode, json.loads(bad.stdout)["error"]), (2, "there is no option '--bogus'"))
+        self.assertTrue(bad.stderr.startswith("reshardctl layout: "), bad.stderr)
+        self.assertFalse(json.loads(ctl("layout", "show", "/nonexistent", "--json").stdout)["ok"])
         bad = self.check("{}", "--json")
         self.assertEqual(bad.returncode, 2)
         self.assertFalse(json.loads(bad.stdout)["ok"])
         self.assertIn("'name' is missing", json.loads(bad.stdout)["error"])
+
+    def test_an_instance_without_the_whole_model_is_warned_of(self):
+        def two(instances, placements, **more):
+            return layout("l", 4, [mesh("m", [2, 2], [0, 1, 2, 3])],
+                          [tensor("b", [8], ["Replicate", "Replicate"]), tensor("w", [8, 8], placements)],
+                          instances=instances, **more)
+        for placements, instances, lacks in (
+                (["Replicate", "Shard(0)"], [[0, 1], [2, 3]], None),
+                (["Replicate", "Replicate"], [[0, 2], [1, 3]], None),
+                (["Replicate", "Shard(0)"], [[0, 2], [1, 3]], "instance 0 (ranks 0, 2) holds 32 of the 64 elements of tensor 'w'; 1 of 2"),
+                (["Shard(0)", "Shard(1)"], [[0, 1, 2], [3]], "instance 0 (ranks 0, 1, 2) holds 48 of the 64")):
+            r = self.check(two(instances, placements))
+            warnings = json.loads(self.check(two(instances, placements), "--json").stdout)["warnings"]
+            self.assertEqual((r.returncode, r.stderr, len(warnings)), (0, "", 0 if lacks is None else 1), lacks)
+            self.assertEqual(r.stdout.count("\n"), 1 if lacks is None else 2)
+            if lacks is not None:
+                self.assertIn("\nwarning: " + lacks, r.stdout)
+                self.assertIn(lacks, warnings[0])
+        regions = layout("l", 2, [], [{"name": "w", "shape": [8], "dtype": "int8", "regions": [
+            {"rank": 0, "offset": [0], "size": [8]}, {"rank": 1, "offset": [0], "size": [8]}]},
+            {"name": "x", "shape": [8], "dtype": "int8", "regions": [{"rank": 0, "offset": [0], "size": [8]}]}],
+            instances=[[0], [1]])
+        self.assertIn("instance 1 (ranks 1) holds 0 of the 8 elements of tensor 'x'; 1 of 2 tensors", self.check(regions).stdout)
 
     def show(self, value, *more):
         return ctl("layout", "show", "-", *more, text=json.dumps(value))

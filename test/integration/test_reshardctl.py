@@ -88,7 +88,11 @@ def fails(w, code, *args, says="", **kw):
     r = w.ctl(*args, **kw)
     assert r.returncode == code, (args, r.returncode, r.stderr)
     assert says in r.stderr, (args, r.stderr)
-    assert r.stdout == "", (args, r.stdout)
+    if "--json" not in args:
+        assert r.stdout == "", (args, r.stdout)
+        return
+    answer = json.loads(r.stdout)
+    assert answer["ok"] is False and says in answer["error"] and answer["error"] in r.stderr, (args, r)
 
 
 # ---- offline ---------------------------------------------------------------------------------------------------------------
@@ -96,10 +100,11 @@ def fails(w, code, *args, says="", **kw):
 
 def without_a_daemon_each_command_ends_with_3(w):
     nowhere = w.dir / "nobody.sock"
-    for args in (("status",), ("versions", "m"), ("watch", "m", 1), ("submit", "m", 1), ("abort", "m"), ("evict", "ab"),
-                 ("timeline", "m")):
-        fails(w, NO_DAEMON, *args, socket=nowhere, says="no daemon at")
-        fails(w, NO_DAEMON, *args, "--json", socket=nowhere, says="no daemon at")
+    says = f"no daemon at '{nowhere}': No such file or directory; is reshardd running? (--socket PATH or RESHARD_SOCKET "
+    for args in (("status",), ("versions", "m"), ("watch", "m", 1), ("submit", "m", 1), ("abort", "m"),
+                 ("evict", "00000000000000ab"), ("timeline", "m")):
+        fails(w, NO_DAEMON, *args, socket=nowhere, says=says)
+        fails(w, NO_DAEMON, *args, "--json", socket=nowhere, says=says)
 
 
 def bad_usage_ends_with_2_daemon_or_not(w):
@@ -109,15 +114,19 @@ def bad_usage_ends_with_2_daemon_or_not(w):
                  ("submit", "m", "-1"), ("submit", "m", "9223372036854775808"), ("submit", "m", 1, "--release-at", "never"),
                  ("submit", "m", 1, "--strategy", "best"), ("submit", "m", 1, "--verify", "maybe"),
                  ("submit", "m", 1, "--rule", "w"), ("submit", "m", 1, "--policy", "rollout=many"), ("abort",),
-                 ("evict", "xyz"), ("evict", "0"), ("timeline", "m", "--last", "x")):
+                 ("evict", "xyz"), ("evict", "0"), ("evict", "0123"), ("timeline", "m", "--last", "x")):
         for socket in (nowhere, w.socket):
             fails(w, USAGE, *args, socket=socket, says=f"reshardctl {args[0]}: ")
+            assert w.ctl(*args, socket=socket).stderr.count("\n") == 1
+            fails(w, USAGE, *args, "--json", socket=socket)
 
 
 def help_is_on_stdout_and_no_command_is_bad_usage(w):
     run = lambda *a: subprocess.run([BUILD / "reshardctl", *a], capture_output=True, text=True)
     assert run().returncode == USAGE and run().stdout == ""
-    assert run("frobnicate").returncode == USAGE
+    assert run("frobnicate").returncode == USAGE and run("frobnicate").stderr.count("\n") == 1
+    assert run("--version").stdout.split() == ["reshardctl", subprocess.run([BUILD / "reshardd", "--version"], text=True,
+                                                                          capture_output=True).stdout.split()[1]]
     for args in (("help",), ("--help",), ("help", "watch"), ("watch", "--help"), ("timeline", "-h")):
         r = run(*args)
         assert r.returncode == OK and r.stdout.startswith("usage: reshardctl"), (args, r)
@@ -175,6 +184,7 @@ def two_sets_of_versions_are_compared(w):
     assert a["strategies"] == ["reshard"] and a["plans"] == [records[1]["plan_digest"]]
     text = w.ctl("timeline", "m", "--compare", "1-2,3").stdout
     assert "first of an epoch" in text and "median of the second over the first, steady: total " in text, text
+    fails(w, FAILED, "timeline", "m", "--compare", "1-2,7-9", says="versions 7 to 9: none was committed")
     for bad in ("1-2", "2-1,3", "1,", "0-1,2-3", "a,b"):
         fails(w, USAGE, "timeline", "m", "--compare", bad, says="--compare")
 
@@ -187,7 +197,8 @@ def a_chrome_trace_has_spans_and_instants(w):
     assert spans and all(e["dur"] >= 0 and e["ts"] > 1e15 for e in spans)
     assert any(e["name"] == "first_byte → last_byte" for e in spans)
     assert {e["name"] for e in events if e["ph"] == "i"} >= {"submitted", "committed", "resume"}
-    assert json.loads(w.ctl("timeline", "m", 3, "--chrome", "-").stdout)["traceEvents"]
+    assert json.loads(w.ctl("timeline", "m", 3, "--chrome", "-").stdout) == json.loads(path.read_text())
+    assert len({e["ts"] for e in events}) > 3
     fails(w, USAGE, "timeline", "m", 3, "--chrome", w.dir / "no" / "where", says="No such file")
 
 
@@ -221,6 +232,7 @@ def a_version_that_nobody_publishes_can_be_aborted(w):
     assert "waiting for" in w.ctl("status").stdout
     assert w.json("abort", "m", "--reason", "tea time")["version"] == 10
     watch.join()
+    assert "waiting for the ledger  the" not in watched[0].stdout
     assert watched[0].returncode == FAILED and "tea time" in watched[0].stdout, watched
     assert w.json("versions", "m", "--last", 1)["versions"][0]["phase"] == "aborted"
 
