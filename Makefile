@@ -148,7 +148,7 @@ $(BUILD)/bench/fsync_clock.so: $(BUILD)/obj/test/bench/fsync_clock.o
 
 # Every row of the table of figures; ROWS="plan_cold overlap" for some. Result: $(BUILD)/bench.json.
 bench: deps
-	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BENCH) $(BUILD)/bench/fsync_clock.so
+	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BENCH) $(BUILD)/bench/fsync_clock.so $(PY_STUBS)
 	@scripts/bench --build $(BUILD) $(ROWS)
 
 FUZZ_layout_json := layout
