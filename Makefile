@@ -7,6 +7,9 @@ CC := gcc
 endif
 SANITIZE ?=
 LABEL ?=
+# A recipe says what it makes; V=1 says how.
+V ?= 0
+Q = $(if $(filter 1,$(V)),,@echo "  $(patsubst $(BUILD)/%,%,$@)";)
 comma := ,
 
 # folder: floor, folders it may include (besides base). Lower floors only.
@@ -84,31 +87,31 @@ GEN_OBJ := $(patsubst $(BUILD)/gen/%.pb-c.c,$(BUILD)/obj/gen/%.pb-c.o,$(GEN))
 
 $(BUILD)/gen/%.pb-c.c: proto/%.proto
 	@mkdir -p $(@D)
-	protoc-c --c_out=$(BUILD)/gen --proto_path=proto $<
+	$(Q)protoc-c --c_out=$(BUILD)/gen --proto_path=proto $<
 	@test -s $@ && test -s $(@:.c=.h)
 $(BUILD)/gen/%.pb-c.h: $(BUILD)/gen/%.pb-c.c ;
 $(BUILD)/gen/reshard.fds: $(PROTOS)
 	@mkdir -p $(@D)
-	protoc --include_imports --descriptor_set_out=$@ --proto_path=proto $(PROTOS)
+	$(Q)protoc --include_imports --descriptor_set_out=$@ --proto_path=proto $(PROTOS)
 $(BUILD)/obj/gen/%.pb-c.o: $(BUILD)/gen/%.pb-c.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 $(BUILD)/lib/libproto.a: $(GEN_OBJ)
 	@mkdir -p $(@D)
 	@rm -f $@
-	ar rcs $@ $^
+	$(Q)ar rcs $@ $^
 PB_HEADERS := $(GEN:.c=.h)
 
 # --- objects and archives -------------------------------------------------------------------------
 $(BUILD)/obj/%.o: %.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 define folder_rule
 $$(BUILD)/lib/lib$(1).a: $(call obj_of,$(1))
 	@mkdir -p $$(@D)
 	@rm -f $$@
-	ar rcs $$@ $$^
+	$$(Q)ar rcs $$@ $$^
 endef
 $(foreach f,base $(FOLDERS),$(if $(call src_of,$(f)),$(eval $(call folder_rule,$(f)))))
 
@@ -123,7 +126,7 @@ folder_of = $(firstword $(subst _, ,$(patsubst test_%,%,$(notdir $(1)))))
 define unit_rule
 $(1): $(BUILD)/obj/test/unit/$(notdir $(1)).o $(call libs,$(call folder_of,$(1))) $(BUILD)/lib/libproto.a
 	@mkdir -p $$(@D)
-	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call folder_of,$(1))) \
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call folder_of,$(1))) \
 	    $(BUILD)/lib/libproto.a -Wl,--end-group $(call ldlibs,$(call folder_of,$(1))) \
 	    -lprotobuf-c $$(shell pkg-config --libs check)
 endef
@@ -137,14 +140,14 @@ bench_folder = $(firstword $(subst _, ,$(patsubst bench_%,%,$(notdir $(1)))))
 define bench_rule
 $(1): $(BUILD)/obj/test/bench/$(notdir $(1)).o $(call libs,$(call bench_folder,$(1))) $(BUILD)/lib/libproto.a
 	@mkdir -p $$(@D)
-	$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call bench_folder,$(1))) \
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,$(call bench_folder,$(1))) \
 	    $(BUILD)/lib/libproto.a -Wl,--end-group $(call ldlibs,$(call bench_folder,$(1))) -lm
 endef
 $(foreach t,$(BENCH),$(eval $(call bench_rule,$(t))))
 # Preloaded into a daemon under measurement.
 $(BUILD)/bench/fsync_clock.so: $(BUILD)/obj/test/bench/fsync_clock.o
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -shared -o $@ $< -ldl
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -o $@ $< -ldl
 
 # Every row of the table of figures; ROWS="plan_cold overlap" for some. Result: $(BUILD)/bench.json.
 bench: deps
@@ -166,14 +169,14 @@ fuzz_objects = $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(foreach f,$(call FUZZ_CLOS
     $(patsubst $(BUILD)/%.c,$(BUILD)/fuzz/obj/%.o,$(GEN))
 $(BUILD)/fuzz/obj/%.o: %.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
-	clang $(FUZZ_FLAGS) -MMD -MP -Idaemon -I. -I$(BUILD)/gen -c $< -o $@
+	$(Q)clang $(FUZZ_FLAGS) -MMD -MP -Idaemon -I. -I$(BUILD)/gen -c $< -o $@
 $(BUILD)/fuzz/obj/gen/%.o: $(BUILD)/gen/%.c
 	@mkdir -p $(@D)
-	clang $(FUZZ_FLAGS) -I$(BUILD)/gen -c $< -o $@
+	$(Q)clang $(FUZZ_FLAGS) -I$(BUILD)/gen -c $< -o $@
 define fuzz_rule
 $(BUILD)/fuzz/fuzz_$(1): $(BUILD)/fuzz/obj/test/fuzz/fuzz_$(1).o $(call fuzz_objects,$(1))
 	@mkdir -p $$(@D)
-	clang $(FUZZ_FLAGS) -o $$@ $$^ $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(LIBS_$(f))) -lprotobuf-c -lpthread
+	$(Q)clang $(FUZZ_FLAGS) -o $$@ $$^ $(foreach f,$(call FUZZ_CLOSURE,$(1)),$(LIBS_$(f))) -lprotobuf-c -lpthread
 endef
 $(foreach f,$(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c)),$(eval $(call fuzz_rule,$(f))))
 
@@ -218,13 +221,13 @@ check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
 	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c)' || { echo "third-party symbols in the data plane"; false; }
 $(BUILD)/libc/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 # --- simulation: test/sim is one program over the decider and the ledger's twin --------------------
 SIM_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard test/sim/*.c))
 $(BUILD)/test/sim: $(SIM_OBJ) $(call libs,refit)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -o $@ $(SIM_OBJ) -Wl,--start-group $(call libs,refit) -Wl,--end-group $(call ldlibs,refit)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(SIM_OBJ) -Wl,--start-group $(call libs,refit) -Wl,--end-group $(call ldlibs,refit)
 
 check-sim: $(BUILD)/test/sim
 	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- $(BUILD)/test/sim

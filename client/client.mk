@@ -10,17 +10,17 @@ CTL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CTL_SRC))
 CTL_LIBS := $(call lib_of,plan) $(call lib_of,topology)
 
 $(BUILD)/libreshard.so: $(CLIENT_OBJ) $(CLIENT_LIBS)
-	$(CC) -shared -Wl,-soname,libreshard.so.0 -Wl,-z,defs $(LDFLAGS_ALL) -o $@ $(CLIENT_OBJ) \
+	$(Q)$(CC) -shared -Wl,-soname,libreshard.so.0 -Wl,-z,defs $(LDFLAGS_ALL) -o $@ $(CLIENT_OBJ) \
 	    -Wl,--start-group $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS)
 	@ln -sf libreshard.so $(BUILD)/libreshard.so.0
 
 $(BUILD)/reshardctl: $(CTL_OBJ) $(BUILD)/lib/libclient.a $(CTL_LIBS) $(CLIENT_LIBS)
-	$(CC) $(LDFLAGS_ALL) -o $@ $(CTL_OBJ) -Wl,--start-group $(BUILD)/lib/libclient.a $(CTL_LIBS) \
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(CTL_OBJ) -Wl,--start-group $(BUILD)/lib/libclient.a $(CTL_LIBS) \
 	    $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS)
 
 # As a user's program is built: the header and the shared library, nothing else.
 $(BUILD)/demo_worker: $(BUILD)/obj/client/demo_worker.o $(BUILD)/libreshard.so
-	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN'
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN'
 
 demo:
 	scripts/deps
@@ -34,7 +34,7 @@ FUZZ_client := client
 # --- libreshard and reshardctl against the real daemon ----------------------------------------------
 $(BUILD)/test/integration/test_libreshard: $(BUILD)/obj/test/integration/test_libreshard.o $(BUILD)/libreshard.so
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN/../..' \
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $< -L$(BUILD) -lreshard -Wl,-rpath,'$$ORIGIN/../..' \
 	    $(shell pkg-config --libs check)
 
 # The Python tests of reshardctl run with the others; they need these programs.
