@@ -11,6 +11,8 @@
 
 #include "base/banned.h"
 
+enum { PARTS_MOST = 1 << 25 }; /* that are looked at: 0.2 us each */
+
 /* A part of one tensor that some rank of an instance holds. */
 struct part {
     uint32_t instance;
@@ -116,8 +118,60 @@ static void put_ranks(struct buf *b, const struct instance *in)
         buf_printf(b, ", …");
 }
 
+/* Cut in the same way over the same ranks, as the experts of a layer are: what holds for one holds for
+ * the other. */
+static bool cut_alike(const struct tensor *a, const struct tensor *b)
+{
+    return a->mesh >= 0 && a->mesh == b->mesh && a->n_dims == b->n_dims &&
+           memcmp(a->shape, b->shape, a->n_dims * sizeof *a->shape) == 0 &&
+           memcmp(a->placements, b->placements, sizeof a->placements) == 0 &&
+           memcmp(a->shard_order, b->shard_order, sizeof a->shard_order) == 0;
+}
+
+/* Notes all tensors, or as many as a few seconds allow; gives how many. */
+static int judge_all(struct whole *w, uint32_t *ret_n)
+{
+    const struct tensor *all = w->l->tensors;
+    uint64_t n_parts = 0;
+    uint32_t t = 0;
+    int r = 0;
+    bool whole = true; /* the last tensor was */
+    for (; r == 0 && w->l->n_instances > 1 && t < w->l->n_tensors && n_parts < PARTS_MOST; t++) {
+        if (t > 0 && cut_alike(&all[t - 1], &all[t])) {
+            w->n_tensors += !whole;
+            continue;
+        }
+        uint32_t before = w->n_tensors;
+        r = judge(w, t);
+        whole = w->n_tensors == before;
+        n_parts += w->n;
+    }
+    *ret_n = w->l->n_instances > 1 ? t : w->l->n_tensors;
+    return r;
+}
+
+static void put_warning(struct buf *b, const struct whole *w, uint32_t n_judged)
+{
+    const struct layout *l = w->l;
+    if (w->n_tensors > 0) {
+        buf_printf(b, "instance %" PRIu32 " (ranks ", w->instance);
+        put_ranks(b, &l->instances[w->instance]);
+        buf_printf(b,
+                   ") holds %" PRIu64 " of the %" PRIu64 " elements of tensor '%s'; %" PRIu32
+                   " of %" PRIu32 " tensors are not whole in every instance: an instance is the "
+                   "ranks that serve one copy of the model",
+                   w->has, w->of, l->tensors[w->tensor].name, w->n_tensors, n_judged);
+    }
+    if (n_judged < l->n_tensors)
+        buf_printf(b,
+                   "%sthe layout is too large to check all of it: %" PRIu32 " of %" PRIu32
+                   " tensors were looked at for instances that lack a part",
+                   w->n_tensors > 0 ? "; " : "", n_judged, l->n_tensors);
+}
+
 int cmd_layout_whole(const struct layout *l, struct buf *warning)
 {
+    uint32_t n_judged;
     struct whole w = {.l = l,
                       .instance_of = mem_calloc(l->n_ranks, sizeof(uint32_t)),
                       .has_of = mem_calloc(l->n_instances, sizeof(uint64_t))};
@@ -125,16 +179,10 @@ int cmd_layout_whole(const struct layout *l, struct buf *warning)
     for (uint32_t i = 0; r == 0 && i < l->n_instances; i++)
         for (uint32_t k = 0; k < l->instances[i].n_ranks; k++)
             w.instance_of[l->instances[i].ranks[k]] = i;
-    for (uint32_t t = 0; r == 0 && l->n_instances > 1 && t < l->n_tensors; t++)
-        r = judge(&w, t);
-    if (r == 0 && w.n_tensors > 0) {
-        buf_printf(warning, "instance %" PRIu32 " (ranks ", w.instance);
-        put_ranks(warning, &l->instances[w.instance]);
-        buf_printf(warning,
-                   ") holds %" PRIu64 " of the %" PRIu64 " elements of tensor '%s'; %" PRIu32
-                   " of %" PRIu32 " tensors are not whole in every instance: an instance is the "
-                   "ranks that serve one copy of the model",
-                   w.has, w.of, l->tensors[w.tensor].name, w.n_tensors, l->n_tensors);
+    if (r == 0)
+        r = judge_all(&w, &n_judged);
+    if (r == 0) {
+        put_warning(warning, &w, n_judged);
         r = buf_error(warning);
     }
     mem_free(w.parts);

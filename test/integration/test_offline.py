@@ -458,6 +458,10 @@ class Layout(unittest.TestCase):
             if lacks is not None:
                 self.assertIn("\nwarning: " + lacks, r.stdout)
                 self.assertIn(lacks, warnings[0])
+        l = two([[0, 2], [1, 3]], ["Replicate", "Shard(0)"])
+        l["tensors"] += [tensor(f"w{i}", [8, 8], ["Replicate", "Shard(0)"]) for i in range(3)] + [
+            tensor("x", [8, 8], ["Shard(0)", "Replicate"]), tensor("y", [8, 8], ["Replicate", "Shard(0)"])]
+        self.assertIn("of tensor 'w'; 5 of 7 tensors", self.check(l).stdout)
         regions = layout("l", 2, [], [{"name": "w", "shape": [8], "dtype": "int8", "regions": [
             {"rank": 0, "offset": [0], "size": [8]}, {"rank": 1, "offset": [0], "size": [8]}]},
             {"name": "x", "shape": [8], "dtype": "int8", "regions": [{"rank": 0, "offset": [0], "size": [8]}]}],

@@ -27,6 +27,7 @@
 
 #include "reshard.pb-c.h"
 
+#include "client/cmd_layout_whole.c"
 #include "client/ctl_api.c" /* belongs to reshardctl, not to the library that tests link */
 #include "client/ctl_compare.c"
 
@@ -574,6 +575,39 @@ START_TEST(each_allocation_that_fails_is_reported_and_nothing_leaks)
 }
 END_TEST
 
+START_TEST(a_check_of_instances_that_runs_out_of_memory_says_so)
+{
+    static const char text[] =
+        "{\"name\": \"l\", \"ranks\": 2, \"instances\": [[0], [1]], \"meshes\": [{\"name\": \"m\", "
+        "\"shape\": [2], \"ranks\": [0, 1]}], \"tensors\": [{\"name\": \"w\", \"shape\": [5], "
+        "\"dtype\": \"int8\", \"mesh\": \"m\", \"placements\": [\"Shard(0)\"]}]}";
+    struct layout *l = NULL;
+    ck_assert_int_eq(layout_from_json(text, sizeof text - 1, &l, NULL), 0);
+    for (long i = 1;; i++) {
+        struct buf b;
+        buf_init(&b);
+        mem_fail_at(i);
+        int r = cmd_layout_whole(l, &b);
+        bool failed = mem_failed();
+        mem_fail_at(0);
+        if (!failed) {
+            ck_assert_int_eq(r, 0);
+            ck_assert_int_gt(i, 3);
+            buf_put(&b, "", 1);
+            ck_assert_ptr_nonnull(
+                strstr((char *)b.data,
+                       "instance 0 (ranks 0) holds 3 of the 5 elements of tensor 'w'; 1 of 1"));
+        } else {
+            ck_assert_int_eq(r, RS_ENOMEM);
+        }
+        buf_close(&b);
+        if (!failed)
+            break;
+    }
+    layout_free(l);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(dense_pieces_follow_the_layouts_order_and_alignment)                                         \
     X(a_layout_tells_its_tensors_and_shards)                                                       \
@@ -589,5 +623,6 @@ END_TEST
     X(rate_and_time_left_follow_the_newest_two_seconds)                                            \
     X(waiting_for_the_first_byte_does_not_count_into_the_rate)                                     \
     X(a_bar_is_as_full_as_its_share)                                                               \
+    X(a_check_of_instances_that_runs_out_of_memory_says_so)                                        \
     X(each_allocation_that_fails_is_reported_and_nothing_leaks)
 #include "test/lib/main.h"
