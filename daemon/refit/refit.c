@@ -17,9 +17,9 @@ void refit_config_default(struct refit_config *ret)
     *ret = (struct refit_config){.prepare_timeout_ms = 60000,
                                  .transfer_timeout_ms = 600000,
                                  .accept_timeout_ms = 60000,
-                                 .quiesce_timeout_ms = 5000,
-                                 .max_versions = 4096,
-                                 .max_workers = 65536};
+                                 .quiesce_timeout_ms = 3000,
+                                 .max_versions = 1000,
+                                 .max_workers = 4096};
 }
 
 struct refit *refit_new(const char *model, const struct refit_config *config)

@@ -82,16 +82,15 @@ const char *refit_worker_state_name(int state);
 bool refit_phase_final(int phase); /* COMMITTED, ABORTED, SUPERSEDED */
 
 struct refit_config {
-    uint32_t prepare_timeout_ms;  /* from an attempt's begin to its START: 60000 */
-    uint32_t transfer_timeout_ms; /* START to STAGED: 600000 */
-    uint32_t accept_timeout_ms;   /* STAGED to COMMITTED: 60000 */
-    /* ABORTING to all QUIESCED, then the silent node is expelled: 5000 */
+    uint32_t prepare_timeout_ms;  /* from an attempt's begin to its START */
+    uint32_t transfer_timeout_ms; /* START to STAGED */
+    uint32_t accept_timeout_ms;   /* STAGED to COMMITTED */
+    /* ABORTING to all QUIESCED, then the silent node is expelled */
     uint32_t quiesce_timeout_ms;
-    uint32_t max_versions; /* ended versions kept in memory, 4096 */
-    uint32_t max_workers;  /* 65536 */
+    uint32_t max_versions; /* ended versions kept in memory */
+    uint32_t max_workers;
 };
-/* The values above, the decider's own. The daemon sets all times, max_versions and max_workers from
- * its settings, whose defaults may differ (config/reshardd.conf). */
+/* What holds unless the daemon's settings say otherwise: the one place of these numbers. */
 void refit_config_default(struct refit_config *ret);
 
 struct refit_bytes {
@@ -171,6 +170,7 @@ struct refit_version {
     uint32_t n_writes;       /* transactions on their way that carry it */
     enum refit_phase ending; /* how the end record on its way ends it; REFIT_NONE: none is */
     uint8_t content[16];
+    char *words;          /* what `content` digests, a line each; NULL: before this start */
     uint64_t publication; /* sum of what the sources published for it; 0: not yet known */
     void *options;        /* packed RefitOptions as submitted */
     size_t n_options_bytes;
@@ -304,6 +304,7 @@ struct refit_event {
             uint64_t version;
             const char *request_id;
             const uint8_t *content; /* 16 bytes: digest over layout digests and options */
+            const char *words;      /* the same for people, a line each; NULL: not told */
             const void *options;    /* kept and persisted, not read */
             size_t n_options_bytes;
             enum refit_release_at release_at;

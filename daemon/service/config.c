@@ -13,6 +13,7 @@
 #include <ini.h>
 
 #include "base/mem.h"
+#include "refit/refit.h"
 
 #include "base/banned.h"
 
@@ -83,6 +84,8 @@ _Static_assert(N_SETTINGS <= 64, "parse.seen has a bit for each setting");
 
 void config_init(struct config *c)
 {
+    struct refit_config refit;
+    refit_config_default(&refit);
     *c = (struct config){
         .socket = "/run/reshard/reshardd.sock",
         .socket_mode = 0660,
@@ -98,21 +101,21 @@ void config_init(struct config *c)
         .relay = true,
         .staging_ingest = true,
         .least_piece_bytes = UINT64_C(256) << 10,
-        .prepare_timeout_ms = 60000,
-        .transfer_timeout_ms = 600000,
-        .accept_timeout_ms = 60000,
-        .quiesce_timeout_ms = 3000,
+        .prepare_timeout_ms = refit.prepare_timeout_ms,
+        .transfer_timeout_ms = refit.transfer_timeout_ms,
+        .accept_timeout_ms = refit.accept_timeout_ms,
+        .quiesce_timeout_ms = refit.quiesce_timeout_ms,
         .memory_timeout_ms = 300000,
         .grace_ms = 10000,
         .max_clients = 1024,
         .max_segments = 1024,
         .max_segment_bytes = UINT64_C(1) << 42,
-        .max_workers = 4096,
+        .max_workers = refit.max_workers,
         .max_layouts = 256,
         .max_models = 64,
         .max_queued = 64,
         .max_watchers = 16384,
-        .max_versions = 1000,
+        .max_versions = refit.max_versions,
     };
     if (gethostname(c->node, sizeof c->node - 1) != 0 || c->node[0] == '\0')
         (void)snprintf(c->node, sizeof c->node, "localhost");
