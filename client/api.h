@@ -72,7 +72,7 @@ int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
 /* request_id is that of the caller, never NULL; options may be NULL. */
 int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const char *request_id,
                const struct reshard_submit *options, uint64_t deadline_ns, uint64_t *ret_attempt,
-               struct err *e);
+               enum reshard_phase *ret_phase, struct err *e);
 int api_ready(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t deadline_ns,
               struct err *e);
 int api_accept(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t attempt,

@@ -93,7 +93,7 @@ static void put_options(struct api_arena *a, const struct reshard_submit *o,
 
 int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const char *request_id,
                const struct reshard_submit *options, uint64_t deadline_ns, uint64_t *ret_attempt,
-               struct err *e)
+               enum reshard_phase *ret_phase, struct err *e)
 {
     struct api_arena arena = {0};
     Reshard__V1__RefitOptions o = RESHARD__V1__REFIT_OPTIONS__INIT;
@@ -113,6 +113,7 @@ int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const
     if (r != 0)
         return r;
     *ret_attempt = ((const Reshard__V1__SubmitReply *)reply)->attempt;
+    *ret_phase = (enum reshard_phase)((const Reshard__V1__SubmitReply *)reply)->phase;
     pb_free(reply);
     return 0;
 }

@@ -140,19 +140,32 @@ static int parse(const struct ctl *c, struct submit_args *a)
     return code == CMD_OK ? parse_policy(c, a) : code;
 }
 
-static int say(const struct ctl *c, const char *model, uint64_t version, const char *request_id,
-               uint64_t attempt)
+/* What the daemon's answer means: a version that ended or is on its way was not begun by this. */
+static const char *outcome(enum reshard_phase phase, uint64_t attempt)
 {
+    return phase == RESHARD_COMMITTED    ? "is committed already"
+           : phase == RESHARD_ABORTED    ? "was aborted"
+           : phase == RESHARD_SUPERSEDED ? "was superseded"
+           : phase > RESHARD_SUBMITTED   ? "is in flight already"
+           : attempt == 0                ? "queued"
+                                         : "submitted";
+}
+
+static int say(const struct ctl *c, const char *model, uint64_t version, const char *request_id,
+               uint64_t attempt, enum reshard_phase phase)
+{
+    bool open = phase < RESHARD_COMMITTED;
+    const char *name = reshard_phase_name(phase);
     if (c->json && attempt == 0)
-        return ctl_print_json(c, json_pack("{sssIsssb}", "model", model, "version",
-                                           (json_int_t)version, "request_id", request_id, "queued",
-                                           1));
+        return ctl_print_json(c, json_pack("{sssIsssssb}", "model", model, "version",
+                                           (json_int_t)version, "request_id", request_id, "phase",
+                                           name, "queued", open));
     if (c->json)
-        return ctl_print_json(c, json_pack("{sssIsssbsI}", "model", model, "version",
-                                           (json_int_t)version, "request_id", request_id, "queued",
-                                           0, "attempt", (json_int_t)attempt));
+        return ctl_print_json(c, json_pack("{sssIsssssbsI}", "model", model, "version",
+                                           (json_int_t)version, "request_id", request_id, "phase",
+                                           name, "queued", 0, "attempt", (json_int_t)attempt));
     (void)printf("model %s version %llu %s, request id %s\n", model, (unsigned long long)version,
-                 attempt == 0 ? "queued" : "submitted", request_id);
+                 outcome(phase, attempt), request_id);
     return cmd_flush("submit", CMD_OK);
 }
 
@@ -163,13 +176,14 @@ static int submit(struct ctl *c, struct submit_args *a, uint64_t version)
     const char *id = a->request_id != NULL ? a->request_id : made;
     struct err err = {0};
     uint64_t attempt;
+    enum reshard_phase phase;
     if (!ctl_connect(c))
         return c->exit;
     int r = api_submit(link_channel(c->link), c->args[0], version, id, &a->options, ctl_deadline(c),
-                       &attempt, &err);
+                       &attempt, &phase, &err);
     if (r != 0)
         return ctl_fail(c, r, &err);
-    int code = a->wait && c->json ? CMD_OK : say(c, c->args[0], version, id, attempt);
+    int code = a->wait && c->json ? CMD_OK : say(c, c->args[0], version, id, attempt, phase);
     return code == CMD_OK && a->wait ? watch_version(c, c->args[0], version) : code;
 }
 

@@ -38,8 +38,9 @@ static int try_submit(struct link *l, uint64_t worker, uint64_t deadline_ns, voi
 {
     (void)worker;
     struct submit_try *t = arg;
+    enum reshard_phase phase;
     return api_submit(link_channel(l), t->model, t->version, t->request_id, t->options, deadline_ns,
-                      &t->attempt, e);
+                      &t->attempt, &phase, e);
 }
 
 int reshard_submit(struct reshard_client *c, const char *model, uint64_t version,

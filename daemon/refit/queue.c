@@ -59,6 +59,7 @@ void version_free(struct refit *r, struct refit_version *v)
         request_free(v, container_of(v->requests.next, struct refit_request, link));
     policies_free(v->policies, v->n_policies);
     mem_free(v->options);
+    mem_free(v->words);
     mem_free(v);
 }
 
@@ -88,6 +89,7 @@ struct parcel {
     struct refit_request *request;
     struct refit_policy *policies;
     void *options;
+    char *words;
 };
 
 static void parcel_free(struct parcel *p, uint32_t n_policies)
@@ -98,14 +100,16 @@ static void parcel_free(struct parcel *p, uint32_t n_policies)
     if (p->policies != NULL)
         policies_free(p->policies, n_policies);
     mem_free(p->options);
+    mem_free(p->words);
 }
 
 static int parcel_make(const struct refit_event *ev, struct parcel *ret)
 {
     uint32_t n = ev->submit.n_policies;
     struct parcel p = {mem_zalloc(sizeof *p.request), mem_calloc(n, sizeof *p.policies),
-                       mem_alloc(ev->submit.n_options_bytes)};
-    bool ok = p.request != NULL && p.policies != NULL && p.options != NULL;
+                       mem_alloc(ev->submit.n_options_bytes),
+                       mem_strdup(ev->submit.words == NULL ? "" : ev->submit.words)};
+    bool ok = p.request != NULL && p.policies != NULL && p.options != NULL && p.words != NULL;
     if (ok) {
         queue_init(&p.request->link);
         p.request->id = mem_strdup(ev->submit.request_id);
@@ -266,6 +270,8 @@ static void version_fill(struct refit_version *v, const struct refit *r, struct 
 {
     policies_free(v->policies, v->n_policies);
     mem_free(v->options);
+    mem_free(v->words);
+    v->words = p->words;
     memcpy(v->content, ev->submit.content, sizeof v->content);
     v->policies = p->policies;
     v->n_policies = ev->submit.n_policies;
@@ -324,6 +330,7 @@ static int submit_known(struct step *s, struct refit_version *v)
     submit_write(s, v, p.request);
     policies_free(p.policies, s->ev->submit.n_policies);
     mem_free(p.options);
+    mem_free(p.words);
     return 0;
 }
 
@@ -332,6 +339,61 @@ static bool published_differs(const struct refit *r, const struct refit_version 
 {
     uint64_t content = attempt_content(r, v->version);
     return content != 0 && v->publication != 0 && content != v->publication;
+}
+
+static bool has_line(const char *text, const char *line, size_t n)
+{
+    for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
+        at += *at == '\n';
+        if (strcspn(at, "\n") == n && strncmp(at, line, n) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Puts the lines of `of` that are not in `in`: "then verify off, release at read". */
+static void put_lines(char *to, size_t room, const char *when, const char *of, const char *in)
+{
+    bool first = true;
+    for (const char *at = of; *at != '\0';) {
+        size_t n = strcspn(at, "\n"), used = strlen(to);
+        if (n > 0 && !has_line(in, at, n)) {
+            (void)snprintf(to + used, room - used, "%s%s%.*s",
+                           !first      ? ", "
+                           : used == 0 ? ""
+                                       : "; ",
+                           first ? when : "", (int)(n < 300 ? n : 300), at);
+            first = false;
+        }
+        at += n + (at[n] == '\n');
+    }
+}
+
+/* In words, how a version's content differs from what is submitted now. */
+static const char *content_difference(struct step *s, const struct refit_version *v)
+{
+    const struct refit_event *ev = s->ev;
+    char text[700] = "";
+    if (v->words != NULL && ev->submit.words != NULL) {
+        put_lines(text, sizeof text, "then ", v->words, ev->submit.words);
+        put_lines(text, sizeof text, "now ", ev->submit.words, v->words);
+    }
+    if (text[0] != '\0')
+        return step_text(s, "%s", text);
+    bool same_options = v->n_options_bytes == ev->submit.n_options_bytes &&
+                        (v->n_options_bytes == 0 ||
+                         memcmp(v->options, ev->submit.options, v->n_options_bytes) == 0);
+    return same_options ? "the model's layouts were others then" : "the options were others then";
+}
+
+static int refuse_content(struct step *s, const struct refit_version *v)
+{
+    bool committed = v->phase.state == REFIT_COMMITTED;
+    return refuse(s, RS_EEXIST,
+                  step_text(s, "version %llu %s%s, with other content (%s); use a new version",
+                            ULL(v->version),
+                            committed ? "is committed already" : "was submitted and is ",
+                            committed ? "" : sm_name(&v->phase), content_difference(s, v)));
 }
 
 int queue_submit(struct step *s)
@@ -346,18 +408,14 @@ int queue_submit(struct step *s)
         return submit_repeated(s, v, request);
     v = refit_find_version(r, s->ev->submit.version);
     if (v != NULL && !same_content(v, s->ev))
+        return refuse_content(s, v);
+    if (v != NULL && v->phase.state == REFIT_COMMITTED && published_differs(r, v))
         return refuse(
             s, RS_EEXIST,
             step_text(s,
-                      "version %llu was submitted with other layouts or options (it is %s); "
-                      "use a new version",
-                      ULL(v->version), sm_name(&v->phase)));
-    if (v != NULL && v->phase.state == REFIT_COMMITTED && published_differs(r, v))
-        return refuse(s, RS_EEXIST,
-                      step_text(s,
-                                "version %llu is committed, with other content than is published "
-                                "under it now; use a new version",
-                                ULL(v->version)));
+                      "version %llu is committed already, with other weights than are published "
+                      "under it now; use a new version",
+                      ULL(v->version)));
     bool ended = v == NULL || v->phase.state == REFIT_ABORTED || v->phase.state == REFIT_SUPERSEDED;
     if (!ended && (v->phase.state != REFIT_COMMITTED || v->version == r->committed))
         return submit_known(s, v);
@@ -565,10 +623,9 @@ void queue_abort(struct step *s)
                                         .version = v->version,
                                         .attempt = v->attempt,
                                         .phase = REFIT_ABORTED});
-    const char *why =
-        step_text(s, "aborted by request: %.500s",
-                  ev->abort.reason == NULL || ev->abort.reason[0] == '\0' ? "no reason given"
-                                                                          : ev->abort.reason);
+    const char *why = step_text(s, "aborted by request%s%.500s",
+                                ev->abort.reason == NULL || ev->abort.reason[0] == '\0' ? "" : ": ",
+                                ev->abort.reason == NULL ? "" : ev->abort.reason);
     if (v->ending != REFIT_NONE)
         return; /* it ends already */
     if (v == r->in_flight) {

@@ -489,6 +489,14 @@ static void verdict_after_commit(struct step *s, struct refit_worker *w)
     agree(s);
 }
 
+/* Names the rank, unless the worker has done so itself. */
+static const char *rejection_text(struct step *s, uint32_t rank, const char *why)
+{
+    char name[32];
+    int n = snprintf(name, sizeof name, "rank %u: ", rank);
+    return step_text(s, "%s%.200s", strncmp(why, name, (size_t)n) == 0 ? "" : name, why);
+}
+
 static void verdict_in_flight(struct step *s, struct refit_worker *w)
 {
     const struct refit_event *ev = s->ev;
@@ -509,7 +517,7 @@ static void verdict_in_flight(struct step *s, struct refit_worker *w)
                               ? "no reason given"
                               : ev->verdict.reason;
         attempt_settled(s, w->layout, w->layout->instance_of_rank[w->rank],
-                        step_text(s, "rank %u: %.200s", w->rank, why));
+                        rejection_text(s, w->rank, why));
     }
     agree(s);
 }

@@ -1,6 +1,7 @@
 /* RefitOptions out of their packed message. */
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/mem.h"
 #include "service/api_common.h"
 #include "service/options.h"
@@ -101,6 +102,36 @@ int options_read(const void *packed, size_t n_bytes, struct options *ret, struct
     else
         *ret = o;
     return r == 0 ? 0 : err_prefix(e, r, "options");
+}
+
+char *options_words(const struct options *o)
+{
+    static const char *const strategies[] = {[PLAN_RESHARD] = "reshard",
+                                             [PLAN_DIRECT] = "direct",
+                                             [PLAN_GATHER_BROADCAST] = "gather-broadcast"};
+    static const char *const verifies[] = {"", "off", "sampled", "full"};
+    static const char *const releases[] = {"", "read", "staged", "committed"};
+    struct buf b;
+    buf_init(&b);
+    if (o->release_at != REFIT_RELEASE_DEFAULT)
+        buf_printf(&b, "release at %s\n", releases[o->release_at]);
+    if (o->verify != OPTIONS_VERIFY_DEFAULT)
+        buf_printf(&b, "verify %s\n", verifies[o->verify]);
+    if (o->has_strategy)
+        buf_printf(&b, "strategy %s\n", strategies[o->strategy]);
+    for (uint32_t i = 0; i < o->n_rules; i++)
+        buf_printf(&b, "rule %s=%s\n", o->rules[i].glob, strategies[o->rules[i].strategy]);
+    for (uint32_t i = 0; i < o->n_policies; i++)
+        buf_printf(&b, "policy %s=%u\n", o->policies[i].layout_name, o->policies[i].min_instances);
+    const uint32_t ms[] = {o->prepare_timeout_ms, o->transfer_timeout_ms, o->accept_timeout_ms};
+    static const char *const of[] = {"prepare", "transfer", "accept"};
+    for (unsigned i = 0; i < 3; i++)
+        if (ms[i] != 0)
+            buf_printf(&b, "%s timeout %u ms\n", of[i], ms[i]);
+    buf_put(&b, "", 1);
+    char *words = (char *)buf_steal(&b, NULL);
+    buf_close(&b);
+    return words;
 }
 
 void options_close(struct options *o)

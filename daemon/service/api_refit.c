@@ -85,6 +85,7 @@ static int submit(struct api_call *c, void *request, struct err *e)
     struct options options = {0};
     struct op_submit o = {.model = q->model, .version = q->version, .request_id = q->request_id};
     uint8_t *packed = NULL;
+    char *words = NULL;
     int r = api_name("model", q->model, e);
     if (r == 0)
         r = api_name("request_id", q->request_id, e);
@@ -101,8 +102,11 @@ static int submit(struct api_call *c, void *request, struct err *e)
         o.transfer_timeout_ms = options.transfer_timeout_ms;
         o.accept_timeout_ms = options.accept_timeout_ms;
         c->waiter.done = submit_done;
-        r = op_submit(c->service, &o, &c->waiter, e);
+        o.options_words = words = options_words(&options);
+        r = words == NULL ? err_set(e, RS_ENOMEM, "no memory for the options")
+                          : op_submit(c->service, &o, &c->waiter, e);
     }
+    mem_free(words);
     options_close(&options);
     mem_free(packed);
     return r;

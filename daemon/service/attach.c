@@ -20,6 +20,8 @@
 
 #include "base/banned.h"
 
+enum { NOTICE_MS = 200 }; /* from a broken stream to the line in the log */
+
 /* Checks and encodes the bindings of one lease off the loop; the lease stays for it (lease.job). */
 struct binding_job {
     uv_work_t work;
@@ -155,6 +157,25 @@ static uint64_t waits_for(const struct attach_hello *h)
     if (h->side == REFIT_SOURCE)
         return h->live_version;
     return h->opened_version != 0 ? h->opened_version : h->shadow_version;
+}
+
+/* A client that died ends its leases before this; then its broken streams are no news. */
+static void on_grace_noticed(uv_timer_t *t)
+{
+    struct lease *l = t->data;
+    uint32_t left_ms = l->service->config->grace_ms - NOTICE_MS;
+    log_info("model %s: stream of layout %s rank %u broke; its lease ends in %u ms", l->model->name,
+             l->layout->layout->name, l->rank, left_ms);
+    (void)uv_timer_start(&l->grace, on_grace_over, left_ms, 0);
+}
+
+static void grace_begin(struct lease *l)
+{
+    uint32_t grace_ms = l->service->config->grace_ms;
+    bool notice = grace_ms > NOTICE_MS;
+    l->life = LEASE_GRACE;
+    (void)uv_timer_start(&l->grace, notice ? on_grace_noticed : on_grace_over,
+                         notice ? NOTICE_MS : grace_ms, 0);
 }
 
 static struct lease *lease_new(struct service *s, struct model *m,
@@ -700,8 +721,5 @@ void op_attach_closed(struct attach_stream *st, bool goodbye)
         leases_sweep(s);
         return;
     }
-    l->life = LEASE_GRACE;
-    log_info("model %s: stream of layout %s rank %u broke; its lease ends in %u ms", l->model->name,
-             l->layout->layout->name, l->rank, s->config->grace_ms);
-    (void)uv_timer_start(&l->grace, on_grace_over, s->config->grace_ms, 0);
+    grace_begin(l);
 }

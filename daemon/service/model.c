@@ -188,8 +188,9 @@ static void do_set_deadline(struct model *m, const struct refit_action *a)
 
 static void do_notify(struct model *m, const struct refit_action *a)
 {
+    bool queued = a->phase == REFIT_SUBMITTED && a->attempt == 0;
     log_info("model %s version %" PRIu64 " attempt %" PRIu64 ": %s%s%s", m->name, a->version,
-             a->attempt, refit_phase_name((int)a->phase),
+             a->attempt, queued ? "queued" : refit_phase_name((int)a->phase),
              a->text != NULL && a->text[0] != '\0' ? ": " : "", a->text != NULL ? a->text : "");
     if (refit_phase_final((int)a->phase) && a->attempt != 0 && a->attempt == m->run.id) {
         if (a->phase == REFIT_COMMITTED)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/lease.h"
@@ -259,6 +260,21 @@ static void content_digest(const struct model *m, const struct op_submit *o, uin
     memcpy(ret, halves, sizeof halves);
 }
 
+/* The same for people, a line each; the caller's to close. */
+static void content_words(const struct model *m, const struct op_submit *o, struct buf *ret)
+{
+    buf_init(ret);
+    queue_foreach (q, &m->refit->layouts) {
+        const struct refit_layout *l = container_of(q, struct refit_layout, link);
+        char digest[33];
+        layout_digest_text(l->digest, digest);
+        if (l->wanted)
+            buf_printf(ret, "%s layout '%s' (%.8s…)\n",
+                       l->side == REFIT_SOURCE ? "source" : "destination", l->name, digest);
+    }
+    buf_put(ret, o->options_words, strlen(o->options_words) + 1);
+}
+
 int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, struct err *e)
 {
     struct model *m;
@@ -266,20 +282,26 @@ int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, st
     int r = model_known(s, o->model, &m, e);
     if (r != 0)
         return err_prefix(e, r, "nobody has attached to it");
+    struct buf words;
     content_digest(m, o, content);
-    struct refit_event ev = {.type = REFIT_EV_SUBMIT,
-                             .submit = {.version = o->version,
-                                        .request_id = o->request_id,
-                                        .content = content,
-                                        .options = o->options,
-                                        .n_options_bytes = o->n_options_bytes,
-                                        .release_at = o->release_at,
-                                        .policies = o->policies,
-                                        .n_policies = o->n_policies,
-                                        .prepare_timeout_ms = o->prepare_timeout_ms,
-                                        .transfer_timeout_ms = o->transfer_timeout_ms,
-                                        .accept_timeout_ms = o->accept_timeout_ms}};
-    return event_wait(m, &ev, w, e);
+    content_words(m, o, &words);
+    struct refit_event ev = {
+        .type = REFIT_EV_SUBMIT,
+        .submit = {.version = o->version,
+                   .request_id = o->request_id,
+                   .content = content,
+                   .words = buf_error(&words) != 0 ? NULL : (const char *)words.data,
+                   .options = o->options,
+                   .n_options_bytes = o->n_options_bytes,
+                   .release_at = o->release_at,
+                   .policies = o->policies,
+                   .n_policies = o->n_policies,
+                   .prepare_timeout_ms = o->prepare_timeout_ms,
+                   .transfer_timeout_ms = o->transfer_timeout_ms,
+                   .accept_timeout_ms = o->accept_timeout_ms}};
+    r = event_wait(m, &ev, w, e);
+    buf_close(&words);
+    return r;
 }
 
 int op_abort(struct service *s, const char *model, uint64_t version, const char *reason,

@@ -124,6 +124,7 @@ struct op_submit {
     /* packed RefitOptions: kept, digested, and read again by options.h when planning */
     const void *options;
     size_t n_options_bytes;
+    const char *options_words; /* options_words() */
     enum refit_release_at release_at;
     const struct refit_policy *policies;
     uint32_t n_policies;

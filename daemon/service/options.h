@@ -33,5 +33,8 @@ struct options {
 /* RS_EINVAL names the field and what is allowed; RS_ENOMEM. *ret is the caller's to close. */
 int options_read(const void *packed, size_t n_bytes, struct options *ret, struct err *e);
 void options_close(struct options *o);
+/* For people, a line each: "verify off\nrelease at read\n…". Only what was said, in one order. The caller's to
+ * mem_free; NULL: no memory. */
+char *options_words(const struct options *o);
 
 #endif

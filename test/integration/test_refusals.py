@@ -277,8 +277,14 @@ class Submits(Shared):
         f = self.fleet()
         first = f.submit(3, "one")
         self.assertEqual(f.submit(3, "one"), first)
-        with refused(self, EXISTS, "3"):
+        with refused(self, EXISTS, "3", "SUBMITTED", "now release at committed"):
             f.submit(3, "two", release_at=pb.RELEASE_AT_COMMITTED)
+        self.assertEqual(f.submit(3, "same").phase, pb.PHASE_SUBMITTED)  # joins the one in flight
+        f.trainer.admin.Abort(pb.AbortRequest(model=self.model, version=3), timeout=WAIT_S)
+        for w in f.sources:
+            w.goodbye()
+        with refused(self, EXISTS, "3", "ABORTED", "then source layout 'train'"):
+            f.submit(3, "three")
         with refused(self, EXISTS, "one"):
             f.submit(4, "one")
 

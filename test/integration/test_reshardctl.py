@@ -217,6 +217,14 @@ def a_committed_version_is_watched_to_its_end_at_once(w):
     assert lines[-1]["phase"] == "committed" and lines[-1]["version"] == 3
 
 
+def a_committed_version_submitted_again_is_said_to_be_committed(w):
+    r = w.ctl("submit", "m", 3)
+    assert r.returncode == OK and "version 3 is committed already" in r.stdout, r
+    answer = w.json("submit", "m", 3)
+    assert answer["phase"] == "committed" and not answer["queued"], answer
+    fails(w, FAILED, "submit", "m", 3, "--verify", "off", says="version 3 is committed already, with other content (now verify off)")
+
+
 def a_version_that_nobody_publishes_can_be_aborted(w):
     first = w.json("submit", "m", 10, "--request-id", "ten", "--release-at", "committed", "--rule", "w=direct",
                    "--policy", "rollout=1")
@@ -266,7 +274,8 @@ TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon
          help_is_on_stdout_and_no_command_is_bad_usage, the_socket_may_come_from_the_environment,
          status_shows_models_instances_and_workers, versions_and_timeline_tell_what_happened,
          two_sets_of_versions_are_compared, a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
-         a_committed_version_is_watched_to_its_end_at_once, a_version_that_nobody_publishes_can_be_aborted,
+         a_committed_version_is_watched_to_its_end_at_once, a_committed_version_submitted_again_is_said_to_be_committed,
+         a_version_that_nobody_publishes_can_be_aborted,
          submit_with_wait_ends_as_its_version_does, an_evicted_worker_is_gone)
 
 

@@ -1261,6 +1261,45 @@ static void restored(struct bed *b, const struct ledger_record *rows, size_t n)
     step(b, (struct refit_event){.type = REFIT_EV_RESTORED});
 }
 
+static const char *submit_words(struct bed *b, uint64_t version, const char *id, uint8_t digit,
+                                const char *words)
+{
+    uint8_t content[16] = {digit};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.cookie = ++b->next_cookie;
+    ev.submit.words = words;
+    step(b, ev);
+    return answer(b, ev.cookie)->text;
+}
+
+START_TEST(other_content_is_refused_by_what_differs)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_str_eq(submit_words(&b, 3, "a", 1, "source layout 't' (01)\nverify off\n"), "");
+    ck_assert_str_eq(submit_words(&b, 3, "b", 2, "source layout 't' (01)\nrelease at read\n"),
+                     "version 3 was submitted and is SUBMITTED, with other content (then verify "
+                     "off; now release at read); use a new version");
+    (void)abort_version(&b, 3);
+    ck_assert_str_eq(submit_words(&b, 3, "c", 3, "verify off\n"),
+                     "version 3 was submitted and is ABORTED, with other content (then source "
+                     "layout 't' (01)); use a new version");
+    publish(&b, 1, 3, 5);
+    publish(&b, 2, 3, 6);
+    ck_assert_str_eq(submit_words(&b, 3, "d", 1, "source layout 't' (01)\nverify off\n"), "");
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
+    ck_assert_str_eq(submit_words(&b, 3, "e", 3, "verify off\n"),
+                     "version 3 is committed already, with other content (then source layout 't' "
+                     "(01)); use a new version");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(after_a_restart_a_version_is_committed_or_aborted)
 {
     uint8_t one[16] = {1};
@@ -2030,6 +2069,7 @@ END_TEST
     X(a_new_worker_is_empty_until_a_commit_in_its_own_life)                                        \
     X(sources_are_released_when_the_options_say)                                                   \
     X(abort_answers_when_the_version_has_ended)                                                    \
+    X(other_content_is_refused_by_what_differs)                                                    \
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
     X(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)                                  \
     X(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)         \
