@@ -46,7 +46,7 @@
  *   plan_cost.c            predicted time
  *   plan_check.c, plan_check_messages.c   the proof, from input and streams alone (plan_check.h)
  *   plan_program.c, program.c             one node's part, written and read (program.h)
- *   plan_digest.c, plan_cache.c           digests of plan and input; plans by their input
+ *   plan_digest.c          digests of plan and input
  *   plan.c, plan_sort.c                   the plan's own life; stable sorts
  * plan_private.h has what they share. */
 #ifndef RS_PLAN_PLANNER_H
@@ -59,7 +59,7 @@
  * on 1024 ranks; call it off the loop thread. */
 int plan_make(const struct plan_input *input, struct plan **ret, struct err *e);
 
-/* Digest of all of the input: the key of a plan cache. */
+/* Digest of all of the input: the key by which service/plan_store finds a plan again. */
 int plan_input_digest(const struct plan_input *input, uint8_t ret_digest[16]);
 
 #endif
