@@ -155,17 +155,18 @@ static bool client_closing(struct reshard_client *c)
     return closing;
 }
 
-int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e)
+int client_link(struct reshard_client *c, uint64_t look_until_ns, uint64_t deadline_ns,
+                struct link **ret, struct err *e)
 {
     struct link *l = link_now(c);
     if (l == NULL) {
-        int r = client_connect_lock(c, deadline_ns, e);
+        int r = client_connect_lock(c, look_until_ns, e);
         if (r != 0)
             return r;
         l = link_now(c); /* another thread may have made it meanwhile */
         for (unsigned n = 0; l == NULL; n++) {
             r = link_make(c, deadline_ns, &l, e);
-            if (r != 0 && (!link_worth_waiting(r) || !client_pause(c, n, deadline_ns)))
+            if (r != 0 && (!link_worth_waiting(r) || !client_pause(c, n, look_until_ns)))
                 break;
         }
         client_connect_unlock(c);
@@ -192,7 +193,7 @@ static int call_once(struct reshard_client *c, struct reshard_worker *w, uint64_
     struct link *l;
     uint64_t worker = 0;
     int r = w != NULL ? worker_hold(w, deadline_ns, &l, &worker, e)
-                      : client_link(c, deadline_ns, &l, e);
+                      : client_link(c, deadline_ns, deadline_ns, &l, e);
     *ret_again = false;
     if (r != 0)
         return r;
@@ -261,7 +262,8 @@ int reshard_connect(const char *socket_path, uint32_t timeout_ms,
     if (c == NULL)
         return client_give(e, err_set(&err, RS_ENOMEM, "client: out of memory"), &err);
     struct link *l;
-    int r = client_link(c, client_deadline(timeout_ms), &l, &err);
+    uint64_t deadline_ns = client_deadline(timeout_ms);
+    int r = client_link(c, deadline_ns, deadline_ns, &l, &err);
     if (r != 0) {
         client_free(c);
         return client_give(e, r, &err);

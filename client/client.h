@@ -52,9 +52,12 @@ struct reshard_worker;
 int client_give(struct reshard_error *e, int code, const struct err *err);
 uint64_t client_deadline(uint32_t timeout_ms); /* 0: the default */
 
-/* The live link, referenced; opens one (with back-off until the deadline) where there is none.
- * RS_EUNAVAIL, RS_EPERM, RS_EPROTO, RS_ECANCELED (closing). */
-int client_link(struct reshard_client *c, uint64_t deadline_ns, struct link **ret, struct err *e);
+/* The live link, referenced; opens one where there is none. Looks for a daemon (with back-off) until
+ * look_until_ns; one that was found has until the deadline for its hello and all the segments, so
+ * that a slow one is not begun with again and again. RS_EUNAVAIL, RS_EPERM, RS_EPROTO, RS_ECANCELED
+ * (closing). */
+int client_link(struct reshard_client *c, uint64_t look_until_ns, uint64_t deadline_ns,
+                struct link **ret, struct err *e);
 
 /* RS_EUNAVAIL where it was not free until the deadline. */
 int client_connect_lock(struct reshard_client *c, uint64_t deadline_ns, struct err *e);

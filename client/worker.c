@@ -324,7 +324,8 @@ static bool worker_closing(struct reshard_worker *w)
 static int attach_once(struct reshard_worker *w, struct attach_try *t, struct err *e)
 {
     struct link *l;
-    int r = client_link(w->client, deadline_after_ms(LINK_MOST_MS), &l, e);
+    int r = client_link(w->client, deadline_after_ms(LINK_MOST_MS),
+                        deadline_after_ms(ATTACH_MOST_MS), &l, e);
     if (r != 0)
         return r;
     r = try_attach(l, 0, deadline_after_ms(ATTACH_MOST_MS), t, e);

@@ -7,6 +7,7 @@ Speaks the memory socket and reshard.v1 (stubs are generated into DIR from proto
 committed once every attached source has published it and every destination has accepted. It keeps nothing: a restarted one
 knows no token, worker or layout. Names choose its moods: model "busy" answers each kind of call UNAVAILABLE twice before it
 works; model "stranger" answers UNAUTHENTICATED to the first Publish of each start; "reject" aborts what is submitted.
+FAKE_SLOW_MS in the environment: it thinks as long before each answer on the memory socket.
 Each call is a line of JSON in --log.
 """
 import argparse
@@ -60,13 +61,17 @@ def memory_client(state, connection):
     while True:
         data, fds = b"", []
         while len(data) < RECORD.size:
-            part, got, _, _ = socket.recv_fds(connection, RECORD.size - len(data), 4)
+            try:
+                part, got, _, _ = socket.recv_fds(connection, RECORD.size - len(data), 4)
+            except ConnectionError:  # it closed with an answer unread
+                part, got = b"", []
             fds += got
             if not part:
                 with lock:
                     state.tokens.discard(token)
                 return
             data += part
+        time.sleep(int(os.environ.get("FAKE_SLOW_MS", "0")) / 1000)
         magic, kind, _, _, request, segment, size, _, _, _, _, _, _ = RECORD.unpack(data)
         code, text, out, answer = 0, b"", segment, REPLY
         with lock:

@@ -221,6 +221,23 @@ START_TEST(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_agai
 }
 END_TEST
 
+START_TEST(a_slow_daemon_is_waited_for_and_gets_each_segment_once)
+{
+    struct rank trainer = {0};
+    start();
+    rank_attach(&trainer, "m", RESHARD_SOURCE, false);
+    daemon_stop();
+    ck_assert_int_eq(setenv("FAKE_SLOW_MS", "400", 1), 0); /* the hello, then the segment */
+    daemon_start();
+    (void)must_event(&trainer, RESHARD_EVENT_REATTACHED);
+    ck_assert_uint_eq(log_count("\"call\": \"memory\", \"kind\": 3"), 2);
+    ck_assert_uint_eq(reshard_reconnects(trainer.client), 1);
+    ck_assert_int_eq(unsetenv("FAKE_SLOW_MS"), 0);
+    rank_close(&trainer);
+    stop();
+}
+END_TEST
+
 START_TEST(an_idle_worker_attaches_again_by_itself)
 {
     struct rank rollout = {0};
@@ -445,6 +462,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(a_version_goes_from_publish_to_commit_and_apply)                                             \
     X(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_again)                      \
+    X(a_slow_daemon_is_waited_for_and_gets_each_segment_once)                                      \
     X(an_idle_worker_attaches_again_by_itself)                                                     \
     X(a_call_that_is_answered_unavailable_is_tried_again)                                          \
     X(an_unknown_token_makes_a_new_hello_and_attach)                                               \
