@@ -18,8 +18,8 @@ struct writer {
     const struct plan_run *run;
     struct buf b;     /* what is not yet on stdout */
     struct buf names; /* JSON strings of all devices, then of the layouts */
-    uint32_t *
-        device_name; /* [device], and one more per layout: where it begins in names; one end more */
+    /* [device], and one more per layout: where it begins in names; one end more. */
+    uint32_t *device_name;
     struct buf tensor; /* JSON string of the tensor of the last transfer */
     uint32_t last_tensor;
     uint64_t n; /* transfers written */

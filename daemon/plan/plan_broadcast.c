@@ -4,8 +4,7 @@
 
 #include "base/banned.h"
 
-/* --- chain
- * -------------------------------------------------------------------------------------------- */
+/* --- chain ------------------------------------------------------------------------------------ */
 
 struct chain chain_of(const struct plan *p, uint32_t gather)
 {
@@ -55,8 +54,7 @@ static int list_chain(struct plan *p)
     return r;
 }
 
-/* --- gather device
- * ------------------------------------------------------------------------------------------ */
+/* --- gather device ---------------------------------------------------------------------------- */
 
 /* Bytes that a device holds of a shape's members, added up per source set first: many cells share
  * one. */
@@ -132,8 +130,7 @@ static bool set_has_domain(const struct plan *p, const struct set *s, uint32_t d
     return false;
 }
 
-/* --- legs and messages
- * ---------------------------------------------------------------------------------------- */
+/* --- legs and messages ------------------------------------------------------------------------ */
 
 uint32_t cast_giver(const struct plan *p, const struct plan_cast *cast, uint32_t cell,
                     uint32_t *ret_end)
@@ -246,8 +243,7 @@ uint32_t cast_order(const struct plan *p, uint32_t from, uint32_t to, unsigned k
     return (uint32_t)p->streams.n + 2 * (from * p->topology->n_devices + to) + kind;
 }
 
-/* --- order and times
- * --------------------------------------------------------------------------------------------- */
+/* --- order and times -------------------------------------------------------------------------- */
 
 static uint64_t later(uint64_t a, uint64_t b)
 {
@@ -395,9 +391,7 @@ int plan_broadcast(struct plan *p, struct err *e)
     return 0;
 }
 
-/* --- totals
- * -----------------------------------------------------------------------------------------------------
- */
+/* --- totals ----------------------------------------------------------------------------------- */
 
 /* What it would cost for a shape's members. */
 static void count_conventional(struct plan *p, const struct plan_shape *s, struct holdings *h)
@@ -482,9 +476,7 @@ int plan_broadcast_totals(struct plan *p)
     return r;
 }
 
-/* --- transfers
- * ---------------------------------------------------------------------------------------------------
- */
+/* --- transfers -------------------------------------------------------------------------------- */
 
 /* Distinct devices of the takers, the gather device aside. */
 static uint32_t taker_devices(const struct plan *p, const struct set *takers, uint32_t gather)

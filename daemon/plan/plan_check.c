@@ -54,8 +54,7 @@ static int collect(const struct plan_transfer *t, void *arg)
     return t->n_after > 1 ? RS_EINTERNAL : 0;
 }
 
-/* --- single transfers
- * ----------------------------------------------------------------------------------- */
+/* --- single transfers ------------------------------------------------------------------------- */
 
 static enum plan_tier tier_between(const struct topology *t, uint32_t a, uint32_t b)
 {
@@ -175,8 +174,7 @@ static int check_transfer(struct checker *c, uint32_t i)
     return r;
 }
 
-/* --- sets of transfers
- * ------------------------------------------------------------------------------------- */
+/* --- sets of transfers ------------------------------------------------------------------------ */
 
 /* For the comparisons below: qsort has no argument. Sorting is by keys put beside the index. */
 struct keyed {
@@ -375,9 +373,7 @@ static int check_tensor(struct checker *c, uint32_t tensor)
     return r;
 }
 
-/* --- totals
- * ------------------------------------------------------------------------------------------------
- */
+/* --- totals ----------------------------------------------------------------------------------- */
 
 static int check_loads(struct checker *c)
 {
@@ -430,9 +426,7 @@ static int check_ratio(struct checker *c)
     return 0;
 }
 
-/* --- set-up
- * ------------------------------------------------------------------------------------------------
- */
+/* --- set-up ----------------------------------------------------------------------------------- */
 
 static int list_domains(struct checker *c)
 {

@@ -44,8 +44,7 @@ static int fault(struct node_check *c, const struct program_item *item, const ch
                    box_text(&c->g->boxes[cell->box], text, sizeof text), what);
 }
 
-/* --- one node
- * ------------------------------------------------------------------------------------------- */
+/* --- one node --------------------------------------------------------------------------------- */
 
 /* First and last round of every item of every stream: its messages follow one another. */
 static int item_rounds(struct node_check *c)
@@ -244,8 +243,7 @@ static int check_copies(struct node_check *c)
     return 0;
 }
 
-/* --- scratch
- * ---------------------------------------------------------------------------------------------- */
+/* --- scratch ---------------------------------------------------------------------------------- */
 
 /* A tensor's stay in a device's scratch: from the first message that writes it to the last that
  * reads it. */
@@ -328,8 +326,7 @@ static int check_scratch(struct node_check *c)
     return r;
 }
 
-/* --- both ends
- * -------------------------------------------------------------------------------------------- */
+/* --- both ends -------------------------------------------------------------------------------- */
 
 static int add_ends(struct node_check *c, struct ends *ends)
 {

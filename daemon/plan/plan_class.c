@@ -79,8 +79,7 @@ static uint64_t class_hash(const struct builder *b, uint32_t i)
                       (b->structure_end.at[i] - begin) * sizeof(uint32_t));
 }
 
-/* --- structure of a shape: merged intervals
- * ------------------------------------------------------- */
+/* --- structure of a shape: merged intervals --------------------------------------------------- */
 
 /* Per side that takes part: where its cuts of this dim begin in side_cuts, and the walk's position.
  */
@@ -282,8 +281,7 @@ static int mesh_shape(struct builder *b, struct plan_shape *s, enum plan_strateg
     return r;
 }
 
-/* --- tensors by regions
- * ---------------------------------------------------------------------------- */
+/* --- tensors by regions ----------------------------------------------------------------------- */
 
 static int add_overlay(struct builder *b, const struct box *box, uint32_t set, bool source)
 {
@@ -364,8 +362,7 @@ static int overlay_shape(struct builder *b, struct plan_shape *s, enum plan_stra
     return r;
 }
 
-/* --- units
- * ------------------------------------------------------------------------------------------- */
+/* --- units ------------------------------------------------------------------------------------ */
 
 static size_t put_side_key(const struct builder *b, uint32_t side, uint64_t *key)
 {
@@ -570,8 +567,7 @@ static int add_tensor(struct builder *b, uint32_t tensor)
     return r;
 }
 
-/* --- members
- * ------------------------------------------------------------------------------------------ */
+/* --- members ---------------------------------------------------------------------------------- */
 
 /* Members in the order (class, shape, unit), so that a class's and a shape's stand together. */
 static int place_members(struct builder *b)

@@ -13,8 +13,7 @@
 /* A device is full beyond the bound and this part of it. */
 enum { SLACK_SHIFT = 6 };
 
-/* --- needs
- * ---------------------------------------------------------------------------------------------- */
+/* --- needs ------------------------------------------------------------------------------------ */
 
 /* Groups by (source, takers). */
 static int order_groups(const struct plan *p, uint32_t *ret_order)
@@ -144,9 +143,7 @@ void needs_close(struct needs *n)
     mem_free(n->domain_egress);
 }
 
-/* --- ingest
- * ------------------------------------------------------------------------------------------------
- */
+/* --- ingest ----------------------------------------------------------------------------------- */
 
 struct ingest {
     struct plan *p;

@@ -111,8 +111,7 @@ struct encoder {
     VEC(struct cast_record) v_records;
 };
 
-/* --- interned things
- * --------------------------------------------------------------------------------- */
+/* --- interned things -------------------------------------------------------------------------- */
 
 static bool end_here(const struct encoder *x, uint32_t end)
 {
@@ -271,8 +270,7 @@ static int list_index(struct encoder *x, uint32_t *ret)
     }
 }
 
-/* --- cells and holds of a group
- * ----------------------------------------------------------------------------- */
+/* --- cells and holds of a group --------------------------------------------------------------- */
 
 static int add_holds(struct encoder *x, const struct set *s, uint8_t side, uint32_t cell)
 {
@@ -361,8 +359,7 @@ static int encode_runs(struct encoder *x)
     return r;
 }
 
-/* --- streams of runs
- * ------------------------------------------------------------------------------------------ */
+/* --- streams of runs -------------------------------------------------------------------------- */
 
 static int add_item(struct encoder *x, struct program_item item)
 {
@@ -494,8 +491,7 @@ static int encode_streams(struct encoder *x)
     return r;
 }
 
-/* --- gather-broadcast
- * -------------------------------------------------------------------------------------------- */
+/* --- gather-broadcast ------------------------------------------------------------------------- */
 
 static int add_record(struct encoder *x, uint32_t cast, uint32_t hop, uint32_t from, uint32_t to)
 {
@@ -696,9 +692,7 @@ static int encode_casts(struct encoder *x)
     return r;
 }
 
-/* --- devices
- * -----------------------------------------------------------------------------------------------------
- */
+/* --- devices ---------------------------------------------------------------------------------- */
 
 static int message_compare(const void *a, const void *b)
 {

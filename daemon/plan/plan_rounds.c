@@ -72,8 +72,7 @@ static uint32_t port_of(uint32_t device, uint8_t tier)
     return 2 * device + (tier == TIER_NETWORK);
 }
 
-/* --- streams and legs
- * ------------------------------------------------------------------------------- */
+/* --- streams and legs ------------------------------------------------------------------------- */
 
 /* Runs by batch, those that are in none behind. */
 static int order_runs(const struct plan *p, uint32_t *ret_order, uint64_t *ret_batch_bytes)
@@ -235,8 +234,7 @@ static int build_legs(struct plan *p)
     return r;
 }
 
-/* --- heap of receiving ports
- * ----------------------------------------------------------------------------- */
+/* --- heap of receiving ports ------------------------------------------------------------------ */
 
 static bool heap_less(const struct timetable *t, uint32_t a, uint32_t b)
 {
@@ -302,9 +300,7 @@ static void heap_drop_first(struct timetable *t)
     }
 }
 
-/* --- placing
- * ------------------------------------------------------------------------------------------------
- */
+/* --- placing ---------------------------------------------------------------------------------- */
 
 static uint64_t later(uint64_t a, uint64_t b)
 {
@@ -492,9 +488,7 @@ static uint32_t place_all(struct timetable *t)
     return placed;
 }
 
-/* --- set-up
- * -------------------------------------------------------------------------------------------------
- */
+/* --- set-up ----------------------------------------------------------------------------------- */
 
 static int timetable_init(struct timetable *t, struct plan *p)
 {

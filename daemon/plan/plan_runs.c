@@ -1,7 +1,7 @@
 /* How much there is to move, the lower bound of the busiest device, and runs: the units of
  * assignment.
  *
- * The lower bound (DESIGN.md section 4) does not depend on the strategy: what a domain misses over
+ * The lower bound (planner.h) does not depend on the strategy: what a domain misses over
  * its destination devices; what a set of source devices alone holds of that over the devices of the
  * set. */
 #include <stdlib.h>
@@ -40,8 +40,7 @@ static bool held_in(const struct plan *p, const struct set *source, uint32_t dom
     return *at < source->n && p->ends.at[source->first + *at].domain == domain;
 }
 
-/* --- bound
- * ------------------------------------------------------------------------------------------- */
+/* --- bound ------------------------------------------------------------------------------------ */
 
 struct bound {
     uint64_t *missing;   /* per domain */
@@ -281,9 +280,7 @@ static int find_bound(struct plan *p)
     return r;
 }
 
-/* --- runs
- * -----------------------------------------------------------------------------------------------
- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 /* Sums of pieces per cell, for shapes that have a split cell. */
 static int number_pieces(struct plan *p, struct plan_shape *s)

@@ -148,8 +148,7 @@ static void optional(struct plan *p, struct needs *n, uint32_t batch, uint8_t mo
     }
 }
 
-/* --- evening out
- * ------------------------------------------------------------------------------------------------
+/* --- evening out ---------------------------------------------------------------------------------
  *
  * The choices above look at the past alone. Where that leaves a device with much more than the bound, sends move to
  * less loaded devices until that is over or none can. Chains stay as they are. */

@@ -6,9 +6,7 @@
 
 #include "base/banned.h"
 
-/* --- runs
- * ------------------------------------------------------------------------------------------------
- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 /* Bytes per tier from one look at each run: edges, and copies inside sites by counting takers. */
 static void count_site(struct plan *p, const struct plan_run *r, uint32_t to_device, uint32_t first,
@@ -80,8 +78,7 @@ static void count_runs(struct plan *p)
     }
 }
 
-/* --- transfer numbers
- * -------------------------------------------------------------------------------------- */
+/* --- transfer numbers ------------------------------------------------------------------------- */
 
 /* Transfers of a member of the shape, ingests into staging aside: one per taker of each piece. */
 static uint64_t shape_transfers(const struct plan *p, const struct plan_shape *s)
@@ -132,8 +129,7 @@ static int number_transfers(struct plan *p)
     return 0;
 }
 
-/* --- the busiest device
- * ------------------------------------------------------------------------------------ */
+/* --- the busiest device ----------------------------------------------------------------------- */
 
 static void find_busiest(struct plan *p)
 {

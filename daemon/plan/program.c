@@ -26,8 +26,7 @@ uint64_t program_cell_bytes(const struct program *p, uint32_t cell)
     return program_cell_elements(p, cell) * dtype_bytes((enum dtype)p->cells[cell].wire);
 }
 
-/* --- the frame
- * ------------------------------------------------------------------------------------------ */
+/* --- the frame -------------------------------------------------------------------------------- */
 
 static int find_arrays(const uint8_t *data, size_t n_bytes, const struct program_header *h,
                        struct program *p, struct err *e)
@@ -67,8 +66,7 @@ static int open_frame(const void *data, size_t n_bytes, struct program *p, struc
     return find_arrays(data, n_bytes, &h, p, e);
 }
 
-/* --- single entries
- * ---------------------------------------------------------------------------------------- */
+/* --- single entries --------------------------------------------------------------------------- */
 
 static int check_tensors(const struct program *p, struct err *e)
 {
@@ -158,8 +156,7 @@ static bool list_fits(const struct program *p, uint32_t list, uint32_t cell)
     return true;
 }
 
-/* --- items, streams, copies
- * ------------------------------------------------------------------------------------ */
+/* --- items, streams, copies ------------------------------------------------------------------- */
 
 static int check_item(const struct program *p, uint32_t i, uint32_t device, bool reads, bool writes,
                       struct err *e)
@@ -222,9 +219,7 @@ static int check_copies(const struct program *p, uint32_t at, struct err *e)
     return at == p->n_items ? 0 : err_set(e, RS_EPROTO, "program: items that belong to nothing");
 }
 
-/* --- messages
- * -----------------------------------------------------------------------------------------------------
- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 /* How far a stream's messages have come: they must follow one another without a gap. */
 struct progress {

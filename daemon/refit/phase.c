@@ -15,10 +15,8 @@
  *  2. Whatever is neither in flight, queued, on its way to the ledger nor on its way out is final.
  *  3. `committed` is the greatest COMMITTED version, or the ledger's word where that was forgotten.
  *  4. No attempt id is above attempt_high, and none is used by two attempts.
- *  5. While the commit record is on its way the phase is ACCEPTING and nothing but the ledger ends
- * it.
- *  6. Workers and nodes take part only in an attempt from PLAN on; none does when nothing is in
- * flight.
+ *  5. While the commit record is on its way the phase is ACCEPTING; nothing but the ledger ends it.
+ *  6. Workers and nodes take part only in an attempt from PLAN on; none where nothing is in flight.
  *  7. In ABORTING some node still has to quiesce, or a record is on its way. */
 #include "refit/private.h"
 

@@ -549,20 +549,20 @@ static void worker_attaches(struct world *w, uint32_t index)
      * committed. */
     bool live = worker->live.whole && world_version(w, worker->live.version)->committed;
     bool shadow = worker->shadow.whole && world_version(w, worker->shadow.version)->committed;
-    struct refit_event ev = {.type = REFIT_EV_ATTACHED,
-                             .cookie = ask(w, ASK_OTHER, 0, 0),
-                             .attached = {.worker = worker->id,
-                                          .node = worker->node,
-                                          .side = l->side,
-                                          .layout_name = l->name,
-                                          .rank = worker->rank,
-                                          .receive = worker->receive,
-                                          .accept_automatically = worker->automatic,
-                                          .live = live ? worker->live.version : 0,
-                                          .shadow = shadow ? worker->shadow.version : 0,
-                                          .torn = !live && worker->receive == REFIT_IN_PLACE &&
-                                                  worker->awaits != 0,
-                                          .waits_for = worker->awaits}};
+    struct refit_event ev = {
+        .type = REFIT_EV_ATTACHED,
+        .cookie = ask(w, ASK_OTHER, 0, 0),
+        .attached = {.worker = worker->id,
+                     .node = worker->node,
+                     .side = l->side,
+                     .layout_name = l->name,
+                     .rank = worker->rank,
+                     .receive = worker->receive,
+                     .accept_automatically = worker->automatic,
+                     .live = live ? worker->live.version : 0,
+                     .shadow = shadow ? worker->shadow.version : 0,
+                     .torn = !live && worker->receive == REFIT_IN_PLACE && worker->awaits != 0,
+                     .waits_for = worker->awaits}};
     step(w, &ev);
     if (w->refit == NULL)
         return;
@@ -780,8 +780,8 @@ static void awaits_end(const struct world *w, struct worker *worker, uint64_t ve
 {
     const struct refit_version *v = refit_find_version(w->refit, version);
     bool over = v == NULL ? version <= w->refit->committed : refit_phase_final(v->phase.state);
-    bool released = v != NULL && v->source_released &&
-                    w->layouts[worker->layout].side == REFIT_SOURCE;
+    bool released =
+        v != NULL && v->source_released && w->layouts[worker->layout].side == REFIT_SOURCE;
     if (!over && !released)
         worker->awaits = version;
 }

@@ -85,7 +85,8 @@ struct worker {
     uint64_t accepted_attempt; /* destinations: has said yes to it */
     bool left_for_good;
     bool publishing; /* its Publish is on its way */
-    uint64_t awaits; /* has published it (source), said Ready or Accept (destination); no end heard */
+    uint64_t
+        awaits; /* has published it (source), said Ready or Accept (destination); no end heard */
 };
 
 struct layout_truth {
