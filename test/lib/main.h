@@ -5,8 +5,13 @@
 #include <check.h>
 #include <stdlib.h>
 
+/* A test's limit. Sanitized binaries are several times slower, and may share the machine with others. */
 #ifndef TEST_TIMEOUT_S
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_TIMEOUT_S 300
+#else
 #define TEST_TIMEOUT_S 60
+#endif
 #endif
 
 int main(void)
