@@ -5,6 +5,15 @@ BUILD ?= build
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+# CUDA=1: kernels/*.cu are compiled and linked too (default: where nvcc and the CUDA runtime are found). There are none yet, so
+# both builds are the same program; `backend = cuda` is a start-up error in either.
+CUDA_HOME ?= /usr/local/cuda
+CUDA ?= $(if $(and $(wildcard $(CUDA_HOME)/bin/nvcc),$(wildcard $(CUDA_HOME)/lib64/libcudart.so)),1,0)
+ifeq ($(CUDA),1)
+ifeq ($(wildcard $(CUDA_HOME)/bin/nvcc),)
+$(error CUDA=1, but there is no $(CUDA_HOME)/bin/nvcc: set CUDA_HOME, or build with CUDA=0)
+endif
+endif
 SANITIZE ?=
 LABEL ?=
 # A recipe says what it makes; V=1 says how.
@@ -73,7 +82,8 @@ CLIENT_SRC := $(filter-out client/reshardctl.c client/cmd.c client/ctl_%.c clien
 
 src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))
-obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1)))
+cu_of   = $(if $(filter 1,$(CUDA)),$(if $(filter kernels,$(1)),$(wildcard kernels/*.cu)))
+obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1))) $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(call cu_of,$(1)))
 lib_of  = $(if $(call src_of,$(1)),$(BUILD)/lib/lib$(1).a)
 # A folder and all that it may use, transitively.
 closure = $(sort $(1) base $(foreach u,$(USES_$(1)),$(call closure,$(u))))
@@ -106,6 +116,13 @@ PB_HEADERS := $(GEN:.c=.h)
 $(BUILD)/obj/%.o: %.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
+
+# C launchers link from plain gcc: no exceptions, no guarded statics.
+GENCODE := $(foreach a,80 90 100,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_100,code=compute_100
+$(BUILD)/obj/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(Q)$(CUDA_HOME)/bin/nvcc -std=c++17 -O2 -Xcompiler -fPIC,-fno-exceptions,-fno-threadsafe-statics $(GENCODE) \
+	    -Idaemon -I. -c $< -o $@
 
 define folder_rule
 $$(BUILD)/lib/lib$(1).a: $(call obj_of,$(1))
@@ -267,7 +284,7 @@ help:
 	@echo "all check demo bench fuzz install lint format clean"
 	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once)"
 	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
-	@echo "BUILD=build SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory"
+	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory"
 
 clean:
 	rm -rf $(BUILD)
