@@ -556,7 +556,7 @@ static void end_in_flight(struct step *s, struct refit_version *v)
     const char *reason = step_text(s, "%s", v->reason);
     foreach_worker (w, r)
         if (w->layout->side == REFIT_DESTINATION || w->published == v->version ||
-            w->claimed == v->version)
+            w->claimed == v->version || w->asked_publish) /* its Publish may be on its way */
             step_tell(s, w, REFIT_TELL_ABORTED, v, reason);
     foreach_worker (w, r)
         if (w->ready == v->version)

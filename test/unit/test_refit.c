@@ -1407,6 +1407,19 @@ START_TEST(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_rele
 }
 END_TEST
 
+START_TEST(a_source_that_was_asked_to_publish_hears_of_the_abort_before_it_has)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish(&b, 1, 1, 5);
+    (void)submit(&b, 1, "x", 1);
+    ck_assert_str_eq(tells(&b), "PUBLISH 1"); /* the other rank */
+    (void)abort_version(&b, 1);
+    ck_assert_str_eq(tells(&b), "ABORTED 1 ABORTED 1 ABORTED 1 ABORTED 1 RELEASED 1");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(what_a_restart_ended_is_not_told_once_it_is_submitted_again)
 {
     struct bed b;
@@ -2073,6 +2086,7 @@ END_TEST
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
     X(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)                                  \
     X(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)         \
+    X(a_source_that_was_asked_to_publish_hears_of_the_abort_before_it_has)                         \
     X(what_a_restart_ended_is_not_told_once_it_is_submitted_again)                                 \
     X(a_worker_whose_stream_broke_hears_what_it_missed)                                            \
     X(memory_that_was_being_written_when_the_coordinator_died_is_torn_until_a_refit)               \
