@@ -67,8 +67,9 @@ struct ledger_version {
     const char *reason; /* ABORTED, SUPERSEDED; NULL or "": none */
     uint64_t submitted_wall_ns;
     uint64_t committed_wall_ns;
-    uint64_t total_ns, wire_ns, stall_ns; /* submitted to final, first to last byte, submitted to
-                                             source released */
+    /* Submitted to the decision that this row records (durable a little later), first to last byte,
+     * submitted to source released. */
+    uint64_t total_ns, wire_ns, stall_ns;
     uint64_t landed, network, domain, device, skipped, total, network_minimum; /* bytes */
     uint8_t plan_digest[16];
     const char *strategy; /* NULL or "": not planned */
