@@ -512,7 +512,7 @@ class ControlPlane(Case):
             w.write(6)
             w.publish(5)
         self.assertEqual(f.submit(5, "x"), first)
-        with refused(self, EXISTS, "5", "other content"):
+        with refused(self, EXISTS, "5", "other weights"):
             f.submit(5, "y")
         for w in f.destinations:
             w.apply(5)

@@ -790,7 +790,7 @@ static void awaits_end(const struct world *w, struct worker *worker, uint64_t ve
 static void note_event(struct world *w, const struct message *m)
 {
     const struct refit_event *ev = &m->ev;
-    struct worker *worker;
+    struct worker *worker = NULL;
     if (ev->type == REFIT_EV_VERDICT && ev->verdict.accept &&
         (worker = world_worker(w, ev->verdict.worker)) != NULL)
         worker->accepted_attempt = ev->verdict.attempt;
@@ -802,10 +802,11 @@ static void note_event(struct world *w, const struct message *m)
         w->nodes[ev->node.node].known_life = m->life;
     if (ev->type == REFIT_EV_LEFT && (worker = world_worker(w, ev->left.worker)) != NULL)
         worker->left_for_good = ev->left.for_good;
-    if (ev->type == REFIT_EV_PUBLISHED && (worker = world_worker(w, ev->published.worker)) != NULL)
+    if (ev->type == REFIT_EV_PUBLISHED &&
+        (worker = world_worker(w, ev->published.worker)) != NULL) {
         worker->publishing = false;
-    if (ev->type == REFIT_EV_PUBLISHED && worker != NULL)
         awaits_end(w, worker, ev->published.version);
+    }
     if (ev->type == REFIT_EV_STAGED)
         for (uint32_t i = 0; i < w->n_workers; i++)
             if (w->workers[i].automatic && w->workers[i].accepted_attempt < ev->node.attempt)
