@@ -23,9 +23,15 @@
 enum { NOTICE_MS = 200 }; /* from a broken stream to the line in the log */
 
 /* Checks and encodes the bindings of one lease off the loop; the lease stays for it (lease.job). */
+/* What the other thread reads is the job's own (the loop may end the lease meanwhile); only its end touches the lease. */
 struct binding_job {
     uv_work_t work;
     struct lease *lease;
+    const struct layout *layout; /* the lease counts it until the job's end */
+    uint32_t rank, n_segments;
+    bool source, staged;
+    struct binding_piece *pieces[2]; /* owned, until a binding takes them */
+    uint32_t n_pieces[2];
     uint64_t *segment_bytes;
     uint64_t *memory_of_segment;
     struct binding *bindings[2];
@@ -362,28 +368,27 @@ int op_attach_piece(struct attach_stream *st, bool shadow, const struct attach_p
 
 /* --- bindings checked, off the loop -------------------------------------------------------------- */
 
-static int binding_make(const struct lease *l, unsigned memory, struct binding **ret, struct err *e)
+static int binding_make(struct binding_job *j, unsigned memory)
 {
-    struct binding_piece *pieces = l->pieces[memory];
-    if (pieces == NULL && (pieces = mem_alloc(sizeof *pieces)) == NULL)
-        return err_set(e, RS_ENOMEM, "no memory for the bindings");
-    ((struct lease *)(uintptr_t)l)->pieces[memory] = NULL;
-    int r = binding_new(pieces, (uint32_t)l->n_pieces[memory], l->layout->layout->n_tensors, ret);
+    if (j->pieces[memory] == NULL && (j->pieces[memory] = mem_alloc(sizeof **j->pieces)) == NULL)
+        return err_set(&j->err, RS_ENOMEM, "no memory for the bindings");
+    int r = binding_new(j->pieces[memory], j->n_pieces[memory], j->layout->n_tensors,
+                        &j->bindings[memory]);
     if (r != 0)
-        mem_free(pieces);
-    return r == 0 ? 0 : err_set(e, r, "no memory for the bindings");
+        return err_set(&j->err, r, "no memory for the bindings");
+    j->pieces[memory] = NULL;
+    return 0;
 }
 
 static int binding_job_one(struct binding_job *j, unsigned memory)
 {
-    const struct lease *l = j->lease;
     struct buf encoded;
     buf_init(&encoded);
-    int r = binding_make(l, memory, &j->bindings[memory], &j->err);
+    int r = binding_make(j, memory);
     struct binding *b = j->bindings[memory];
     if (r == 0)
-        r = binding_check(b, l->layout->layout, l->rank, j->segment_bytes, l->n_segments,
-                          l->side == REFIT_SOURCE, &j->err);
+        r = binding_check(b, j->layout, j->rank, j->segment_bytes, j->n_segments, j->source,
+                          &j->err);
     if (r == 0 && (r = binding_encode(b, &encoded)) != 0)
         (void)err_set(&j->err, r, "no memory for the bindings");
     if (r == 0) {
@@ -398,11 +403,10 @@ static int binding_job_one(struct binding_job *j, unsigned memory)
 /* What is served may not change while the next version comes in. */
 static int live_and_shadow_check(struct binding_job *j)
 {
-    const struct layout *layout = j->lease->layout->layout;
     struct binding_user users[2];
     for (unsigned i = 0; i < 2; i++)
         users[i] = (struct binding_user){.binding = j->bindings[i],
-                                         .layout = layout,
+                                         .layout = j->layout,
                                          .memory_of_segment = j->memory_of_segment,
                                          .written = true,
                                          .who = i == WIRE_LIVE ? "live memory" : "shadow memory"};
@@ -411,7 +415,7 @@ static int live_and_shadow_check(struct binding_job *j)
 
 static int dtypes_make(struct binding_job *j)
 {
-    const struct layout *layout = j->lease->layout->layout;
+    const struct layout *layout = j->layout;
     uint8_t *dtypes = mem_alloc(layout->n_tensors > 0 ? layout->n_tensors : 1);
     if (dtypes == NULL)
         return err_set(&j->err, RS_ENOMEM, "no memory for the bindings");
@@ -426,7 +430,7 @@ static void binding_work(uv_work_t *work)
 {
     struct binding_job *j = work->data;
     j->code = binding_job_one(j, WIRE_LIVE);
-    if (j->code == 0 && j->lease->receive == REFIT_STAGED_RECEIVE)
+    if (j->code == 0 && j->staged)
         j->code = binding_job_one(j, WIRE_SHADOW);
     if (j->code == 0 && j->bindings[WIRE_SHADOW] != NULL)
         j->code = live_and_shadow_check(j);
@@ -442,6 +446,8 @@ static void attach_tell(struct lease *l);
 static void binding_job_free(struct binding_job *j)
 {
     if (j != NULL) {
+        mem_free(j->pieces[WIRE_LIVE]);
+        mem_free(j->pieces[WIRE_SHADOW]);
         mem_free(j->segment_bytes);
         mem_free(j->memory_of_segment);
     }
@@ -477,6 +483,11 @@ static struct binding_job *binding_job_new(struct lease *l)
         return NULL;
     j->work.data = j;
     j->lease = l;
+    j->layout = l->layout->layout;
+    j->rank = l->rank;
+    j->n_segments = l->n_segments;
+    j->source = l->side == REFIT_SOURCE;
+    j->staged = l->receive == REFIT_STAGED_RECEIVE;
     j->fds[0] = j->fds[1] = j->dtypes_fd = -1;
     j->segment_bytes = mem_calloc(l->n_segments, sizeof *j->segment_bytes);
     j->memory_of_segment = mem_calloc(l->n_segments, sizeof *j->memory_of_segment);
@@ -487,6 +498,11 @@ static struct binding_job *binding_job_new(struct lease *l)
     for (uint32_t i = 0; i < l->n_segments; i++) {
         j->segment_bytes[i] = l->segments[i]->bytes;
         j->memory_of_segment[i] = l->segments[i]->memory;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        j->pieces[i] = l->pieces[i];
+        j->n_pieces[i] = (uint32_t)l->n_pieces[i];
+        l->pieces[i] = NULL;
     }
     return j;
 }

@@ -308,7 +308,7 @@ class Hostile(unittest.TestCase):
         begin = time.monotonic()
         self.client = client
         self.refuse_raw("/reshard.v1.Refit/PutLayout", pages(), unary=False)
-        self.assertLess(time.monotonic() - begin, 5 * SLOW)
+        self.assertLess(time.monotonic() - begin, 30 * SLOW)  # in pairs it would be hours
 
     def test_strings_that_are_no_names(self):
         # Broken UTF-8, control characters, too long: at each string that a request has.
@@ -369,7 +369,8 @@ class Hostile(unittest.TestCase):
         rss = memory_kib(self.pids[0])
         for _ in range(int(os.environ.get("RESHARD_POLLS", "2000")) // 500):
             crowd(500)
-        self.assertLess(memory_kib(self.pids[0]), rss + 16 * 1024 * SLOW)
+        if SLOW == 1:  # a sanitizer's allocator keeps what is freed; there the leak report at the end speaks
+            self.assertLess(memory_kib(self.pids[0]), rss + 16 * 1024)
 
     def test_attaches_that_stop_at_each_message(self):
         # A client that ends in the middle of registering: nothing is registered, the rank is free at once.
