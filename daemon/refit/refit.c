@@ -487,6 +487,9 @@ static int dispatch(struct step *s)
         on_restored(s);
         break;
     case REFIT_EV_TICK:
+        /* A timer that went off too early is used up: it is asked for again. */
+        if (s->ev->now_ns < s->r->deadline_ns)
+            s->r->deadline_told_ns = REFIT_NEVER;
         break;
     }
     return 0;

@@ -15,6 +15,7 @@
  *
  * Waits: whoever asked with a cookie (not 0) gets exactly one REPLY. Every wait has a deadline (see
  * refit_config), and TICK must be given when the last SET_DEADLINE's time has come.
+ * One that comes too early sets it anew.
  *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
  * supersede, abort), attempt.c (from gathering to COMMITTED or ABORTED), workers.c (attach, publish,

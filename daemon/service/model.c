@@ -179,11 +179,13 @@ static void on_deadline(uv_timer_t *t)
 static void do_set_deadline(struct model *m, const struct refit_action *a)
 {
     uint64_t now = clock_mono_ns();
-    if (a->at_ns == REFIT_NEVER)
+    if (a->at_ns == REFIT_NEVER) {
         (void)uv_timer_stop(&m->deadline);
-    else /* the loop's clock may be behind: a TICK that is too early sets no deadline anew */
+    } else { /* a timer counts from the loop's clock, which stands still while callbacks run */
+        uv_update_time(m->service->loop);
         (void)uv_timer_start(&m->deadline, on_deadline,
-                             a->at_ns > now ? (a->at_ns - now) / 1000000 + 2 : 0, 0);
+                             a->at_ns > now ? (a->at_ns - now) / 1000000 + 1 : 0, 0);
+    }
 }
 
 static void do_notify(struct model *m, const struct refit_action *a)

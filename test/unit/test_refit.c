@@ -851,6 +851,25 @@ START_TEST(the_prepare_deadline_names_who_has_not_published)
 }
 END_TEST
 
+START_TEST(a_tick_that_comes_too_early_sets_the_deadline_anew)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    publish(&b, 1, 1, 11);
+    uint64_t due_ns = b.r->deadline_ns;
+    b.now_ns = due_ns - 100 * MS;
+    tick(&b, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_SUBMITTED);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_SET_DEADLINE));
+    ck_assert_uint_eq(did(&b, REFIT_DO_SET_DEADLINE)->a.at_ns, due_ns);
+    b.now_ns = due_ns;
+    tick(&b, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(the_accept_deadline_names_who_has_not_answered)
 {
     struct bed b;
@@ -2065,6 +2084,7 @@ END_TEST
     X(events_of_an_older_attempt_change_nothing)                                                   \
     X(no_next_attempt_before_every_node_is_quiet_or_dead)                                          \
     X(the_prepare_deadline_names_who_has_not_published)                                            \
+    X(a_tick_that_comes_too_early_sets_the_deadline_anew)                                          \
     X(the_accept_deadline_names_who_has_not_answered)                                              \
     X(a_destination_that_dies_in_the_transfer_ends_the_attempt)                                    \
     X(a_source_that_dies_matters_only_until_it_is_read)                                            \
