@@ -503,8 +503,8 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
         return err_set(e, RS_EPROTO, "body of %u bytes", packet->header.body_bytes);
     memcpy(&m, packet->body, sizeof(m));
     if (packet->header.body_bytes - sizeof(m) != (uint64_t)m.n_places * sizeof(struct wire_place) ||
-        packet->n_fds != (m.has_held != 0 ? 3U : 2U) || m.verify > WIRE_VERIFY_FULL ||
-        m.n_layouts > WIRE_MAX_BYTES)
+        packet->n_fds != 2U + (m.has_held != 0) + (m.has_peers != 0) + (m.has_skips != 0) ||
+        m.verify > WIRE_VERIFY_FULL || m.n_layouts > WIRE_MAX_BYTES)
         return err_set(e, RS_EPROTO, "its body, table and descriptors do not fit together");
     if (m.deadline_ns != 0 && clock_mono_ns() > m.deadline_ns)
         return err_set(e, RS_EDEADLINE, "it came after its deadline");

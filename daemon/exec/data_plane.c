@@ -132,6 +132,7 @@ static int hello_check(const struct plane *p, const struct wire_packet *packet,
     if (strcmp(ret->backend, "host") != 0)
         return err_set(e, RS_EUNIMPL, "backend '%s': this build has 'host'", ret->backend);
     ret->transport[sizeof(ret->transport) - 1] = '\0';
+    ret->data_address[sizeof(ret->data_address) - 1] = '\0';
     if (ret->transport[0] != '\0' && strcmp(ret->transport, "memory") != 0 &&
         strcmp(ret->transport, "tcp") != 0)
         return err_set(e, RS_EUNIMPL, "transport '%s': this build has 'memory' and 'tcp'",
@@ -163,9 +164,9 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
             r = open_streams(&p->devices[i], p->n_ways, e);
         }
     }
-    /* All devices are on this node: nobody else has a reason to reach it. */
     if (r == 0 && strcmp(h.transport, "tcp") == 0)
-        r = transport_tcp_node_open("127.0.0.1", &p->tcp, e);
+        r = transport_tcp_node_open(h.data_address[0] == '\0' ? "127.0.0.1" : h.data_address,
+                                    h.data_port, &p->tcp, e);
     if (r < 0) {
         while (p->n_devices > 0)
             device_shut(&p->devices[--p->n_devices]);
@@ -182,8 +183,15 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
 static void on_hello(struct plane *p, struct wire_packet *packet)
 {
     struct err e = {0};
+    struct wire_ready ready = {0};
     int r = hello(p, packet, &e);
-    plane_fail(p, &packet->header, r < 0 ? WIRE_FAILED : WIRE_READY, r, &e, UINT32_MAX, UINT32_MAX);
+    if (r < 0) {
+        plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+        return;
+    }
+    if (p->tcp != NULL)
+        ready.data_port = transport_tcp_node_port(p->tcp);
+    plane_answer(p, &packet->header, WIRE_READY, 0, &ready, sizeof(ready), -1);
 }
 
 static void on_lease(struct plane *p, struct wire_packet *packet)

@@ -173,7 +173,8 @@ const char *wire_type_name(uint32_t type)
         [WIRE_START] = "START",         [WIRE_PROGRESS] = "PROGRESS", [WIRE_STAGED] = "STAGED",
         [WIRE_APPLY] = "APPLY",         [WIRE_APPLIED] = "APPLIED",   [WIRE_CHECK] = "CHECK",
         [WIRE_CHECKED] = "CHECKED",     [WIRE_ABORT] = "ABORT",       [WIRE_QUIESCED] = "QUIESCED",
-        [WIRE_LEASE] = "LEASE",         [WIRE_STOP] = "STOP",         [WIRE_FAILED] = "FAILED",
+        [WIRE_LEASE] = "LEASE",         [WIRE_STATS] = "STATS",       [WIRE_COUNTED] = "COUNTED",
+        [WIRE_STOP] = "STOP",           [WIRE_FAILED] = "FAILED",
     };
     if (type >= sizeof(names) / sizeof(names[0]) || names[type] == NULL)
         return "unknown";

@@ -8,22 +8,25 @@
  * WIRE_FAILED (RS_EABORTED) or dropped.
  *
  *   control → data plane               data plane → control
- *   HELLO   devices, ring, backend     READY | FAILED
+ *   HELLO   devices, ring, backend     READY (data port) | FAILED
  *   MAP     worker, segment + fd       MAPPED (code)
  *   BIND    worker, memory + 2 fds     BOUND (code)
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
  *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
- *   PREPARE places + 2 or 3 fds        PREPARED | FAILED
+ *   PREPARE places + 2 to 5 fds        PREPARED | FAILED
  *   START                              PROGRESS*, then STAGED + fd: u64 per hold, or FAILED
  *   APPLY   worker, version            APPLIED + fd: u64 fingerprint per tensor | FAILED
  *   CHECK   worker, memory             CHECKED + fd: u64 fingerprint per tensor | FAILED
- *   ABORT                              QUIESCED: no byte of the attempt moves any more
+ *   ABORT                              QUIESCED [+ fd: what has landed]: no byte of the attempt
+ *                                      moves any more
  *   LEASE   until                      –
+ *   STATS                              COUNTED: counters since the process began
  *   STOP                               the socket closes
  *
  * `request` pairs an answer with its question; PROGRESS and what ends a START carry START's. A
  * FAILED attempt accepts ABORT only; QUIESCED forgets it. A lease that has run out drops every
- * attempt, as ABORT would, and fails it (RS_EDEADLINE). The end of the socket is the end of the
+ * attempt, as ABORT would, and fails it (RS_EDEADLINE); the threads that move bytes look at it
+ * themselves, before each chunk. The end of the socket is the end of the
  * other side: the data plane then drops everything and exits. */
 #ifndef RS_EXEC_WIRE_H
 #define RS_EXEC_WIRE_H
@@ -36,8 +39,16 @@
 #include "base/err.h"
 #include "base/random.h"
 
-#define WIRE_PROTOCOL UINT32_C(1)
-enum { WIRE_MAX_BYTES = 64 * 1024, WIRE_MAX_FDS = 3, WIRE_TEXT_BYTES = 1024 };
+#define WIRE_PROTOCOL UINT32_C(2)
+enum {
+    WIRE_MAX_BYTES = 64 * 1024,
+    WIRE_MAX_FDS = 5,
+    WIRE_TEXT_BYTES = 1024,
+    WIRE_ADDRESS_BYTES = 64,
+    WIRE_NAME_BYTES = 64,
+    WIRE_TOKEN_BYTES = 16,
+    WIRE_MAX_PEERS = 4096
+};
 
 enum wire_type {
     WIRE_HELLO = 1,
@@ -62,6 +73,8 @@ enum wire_type {
     WIRE_ABORT,
     WIRE_QUIESCED,
     WIRE_LEASE,
+    WIRE_STATS,
+    WIRE_COUNTED,
     WIRE_STOP,
     WIRE_FAILED
 };
@@ -96,6 +109,21 @@ struct wire_hello {
     uint32_t host_fail_at_item;
     char backend[16];   /* "host" */
     char transport[16]; /* "memory", "tcp"; "": memory */
+    /* With "tcp": where it listens for the data planes of other nodes. Numeric, v4 or v6; "":
+     * 127.0.0.1. An address that this machine has not: FAILED, naming it. */
+    char data_address[WIRE_ADDRESS_BYTES];
+    uint16_t data_port; /* 0: one that the kernel picks */
+    uint16_t reserved;
+    uint32_t silence_ms; /* a peer of which nothing is heard so long is given up; 0: the default */
+    uint32_t streams;    /* connections per pair of devices; 0: the default */
+    uint32_t reserved2;
+};
+
+/* The body of READY. */
+struct wire_ready {
+    uint16_t data_port; /* really bound; 0 where the transport is none that listens */
+    uint16_t reserved;
+    uint32_t reserved2;
 };
 
 struct wire_map {
@@ -122,17 +150,54 @@ struct wire_publish {
     uint32_t place; /* index into program.places: this worker */
 };
 
-/* Followed by n_places struct wire_place, in the order of program.places. fd 0: the program. fd 1:
- * u32 [n_layouts][program.n_tensors]: the index in destination layout l (program_place.layout) of
- * program tensor t, UINT32_MAX where it has none. fd 2, if has_held: one byte per program hold, 1
- * where that (destination) place already holds the content: such cells are not moved, but verified.
- */
+/* Followed by n_places struct wire_place, in the order of program.places. Descriptors, in this
+ * order, those in brackets only where the flag is set:
+ *
+ *   program     plan_program
+ *   index       u32 [n_layouts][program.n_tensors]: the index in destination layout l
+ *               (program_place.layout) of program tensor t, UINT32_MAX where it has none
+ *   [held]      one byte per program hold, 1 where that (destination) place already holds the
+ *               content: such cells are not moved, but verified
+ *   [peers]     the other nodes that take part: struct wire_peers and what follows it. Without it
+ *               all devices that the program's streams name must be local
+ *   [skips]     what the other nodes hold already (exec/skips.h): the items of this node's sending
+ *               streams that their receivers need not. Made on each receiving node, by skips_encode
+ *               from its own program and held table; the blobs of several nodes may be put one
+ *               behind the other, and a node ignores what is about streams that it does not send.
+ *               Both ends leave out the same messages: those all of whose items are marked. Where
+ *               one end was told and the other was not, the attempt fails (RS_EPROTO); nothing
+ *               lands where it should not.
+ *
+ * With peers, PREPARED comes once all outgoing connections stand (tried again until the deadline,
+ * since the other side may prepare later); else FAILED names device, node and address. */
 struct wire_prepare {
     uint64_t deadline_ns; /* monotonic */
     uint32_t n_places;
     uint32_t verify; /* enum wire_verify */
     uint32_t has_held;
     uint32_t n_layouts;
+    uint32_t has_peers;
+    uint32_t has_skips;
+};
+
+/* One node that takes part, as this one reaches it. The token is of this attempt and this pair of
+ * nodes, the same at both ends: a new connection from device a to device b shows it, and it is
+ * taken once for each (model, epoch, attempt, a, b, stream). Connections of earlier attempts of the
+ * epoch go on without it. */
+struct wire_peer {
+    char address[WIRE_ADDRESS_BYTES]; /* numeric */
+    char name[WIRE_NAME_BYTES];       /* of the node, for errors; may be "" */
+    uint8_t token[WIRE_TOKEN_BYTES];
+    uint16_t port;
+    uint16_t reserved;
+    uint32_t reserved2;
+};
+
+/* Followed by n_peers struct wire_peer, then u32 [n_devices]: for each of the plan's devices the
+ * peer that has it; UINT32_MAX: it is here, or takes no part. */
+struct wire_peers {
+    uint32_t n_peers;
+    uint32_t n_devices; /* = program.n_plan_devices */
 };
 
 struct wire_place {
@@ -157,9 +222,35 @@ struct wire_progress {
     uint64_t network_bytes, domain_bytes,
         device_bytes; /* so far, payload received by local devices */
     uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
-        verified_ns;        /* CLOCK_MONOTONIC; 0: not yet */
-    uint64_t messages;      /* received by local devices */
-    uint64_t skipped_bytes; /* not moved, since they were held already */
+        verified_ns;                                /* CLOCK_MONOTONIC; 0: not yet */
+    uint64_t messages;                              /* received by local devices */
+    uint64_t skipped_bytes;                         /* not moved, since they were held already */
+    uint64_t network_sent_bytes, domain_sent_bytes; /* so far, payload sent by local devices */
+    uint64_t stale_frames; /* so far: came, or were left, of an attempt that is over */
+};
+
+/* The body of COUNTED: since the process began, over all models. */
+struct wire_stats {
+    uint64_t network_sent_bytes, network_received_bytes; /* payload */
+    uint64_t domain_sent_bytes, domain_received_bytes;
+    uint64_t messages; /* both ends */
+    uint64_t stale_frames;
+    uint64_t refused;     /* connections of strangers, let go */
+    uint64_t connections; /* that stand now, both ways */
+    uint64_t connected;   /* made so far, both ways */
+};
+
+/* The body of QUIESCED, where the attempt was here and had started; fd 0: u64 [n_holds], then u8
+ * [n_holds] enum wire_landed. The u64 is the fingerprint of a destination hold that is WIRE_READ,
+ * else 0. What is marked may be told as held in the next PREPARE of the same content. */
+struct wire_quiesced {
+    uint32_t n_holds;
+    uint32_t reserved;
+};
+enum wire_landed {
+    WIRE_MISSING,
+    WIRE_LANDED, /* whole, but not read back (verification off or not that far), or told as held */
+    WIRE_READ    /* read back, and equal to its source where that is on this node */
 };
 
 /* The body of WIRE_FAILED and of answers with code != 0. tensor, box, place: the blame, where there

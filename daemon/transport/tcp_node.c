@@ -334,7 +334,8 @@ static void close_all(struct transport_tcp_node *n)
         (void)close(n->wake);
 }
 
-int transport_tcp_node_open(const char *address, struct transport_tcp_node **ret, struct err *e)
+int transport_tcp_node_open(const char *address, uint16_t port, struct transport_tcp_node **ret,
+                            struct err *e)
 {
     struct transport_tcp_node *n = mem_zalloc(sizeof(*n));
     if (n == NULL)
@@ -344,7 +345,7 @@ int transport_tcp_node_open(const char *address, struct transport_tcp_node **ret
         n->callers[i].fd = -1;
     queue_init(&n->transports);
     rs_assert(pthread_mutex_init(&n->mutex, NULL) == 0);
-    int r = tcp_address_parse(address, 0, &n->address);
+    int r = tcp_address_parse(address, port, &n->address);
     if (r < 0) {
         (void)err_set(e, r, "data address '%s' is no numeric address", address);
         goto undo;
@@ -355,7 +356,8 @@ int transport_tcp_node_open(const char *address, struct transport_tcp_node **ret
     if (r == 0 && pthread_create(&n->thread, NULL, serve, n) != 0)
         r = RS_EEXHAUSTED;
     if (r < 0) {
-        (void)err_set(e, r, "listening at %s: %s", address, strerror(errno));
+        (void)err_set(e, r, "listening at data address %s, port %u: %s", address, port,
+                      strerror(errno));
         goto undo;
     }
     *ret = n;

@@ -67,8 +67,10 @@ struct transport_tcp_node;
 
 enum { TRANSPORT_TOKEN_BYTES = 16, TRANSPORT_TCP_MAX_STREAMS = 8 };
 
-/* Listens on a numeric address, on a port that the kernel picks. RS_EINVAL, RS_EUNAVAIL. */
-int transport_tcp_node_open(const char *address, struct transport_tcp_node **ret, struct err *e);
+/* Listens on a numeric address; port 0: one that the kernel picks. RS_EINVAL, RS_EUNAVAIL name
+ * both. */
+int transport_tcp_node_open(const char *address, uint16_t port, struct transport_tcp_node **ret,
+                            struct err *e);
 uint16_t transport_tcp_node_port(const struct transport_tcp_node *node);
 /* Connections that were let go: no hello in time, or not one that anybody waits for. */
 uint64_t transport_tcp_node_refused(const struct transport_tcp_node *node);

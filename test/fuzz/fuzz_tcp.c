@@ -46,7 +46,7 @@ static void open_once(void)
         return;
     if (device_host_open(0, &host, &device, NULL) != 0 ||
         device_stream_new(device, "net", &stream, NULL) != 0 ||
-        transport_tcp_node_open("127.0.0.1", &node, NULL) != 0)
+        transport_tcp_node_open("127.0.0.1", 0, &node, NULL) != 0)
         abort();
     devices[0].device = device;
     if (transport_tcp_open(node, devices, 2, EPOCH, &options, &transport, NULL) != 0)

@@ -68,13 +68,14 @@ START_TEST(nothing_there_gone_and_too_large_are_told_apart)
     struct wire_packet *p = calloc(1, sizeof(*p));
     struct wire_header h = {.type = WIRE_START};
     char *big = calloc(1, WIRE_MAX_BYTES);
-    int fds[4] = {0, 0, 0, 0};
+    int fds[WIRE_MAX_FDS + 1] = {0};
     pair_open(pair, SOCK_NONBLOCK);
     ck_assert_int_eq(wire_receive(pair[1], p, NULL), 1);
     ck_assert_int_eq(wire_send(pair[0], &h, big, WIRE_MAX_BYTES, NULL, 0, NULL, 0, NULL),
                      RS_EINVAL);
     ck_assert_int_eq(wire_send(pair[0], &h, big, 8, big, SIZE_MAX, NULL, 0, NULL), RS_EINVAL);
-    ck_assert_int_eq(wire_send(pair[0], &h, NULL, 0, NULL, 0, fds, 4, NULL), RS_EINVAL);
+    ck_assert_int_eq(wire_send(pair[0], &h, NULL, 0, NULL, 0, fds, WIRE_MAX_FDS + 1, NULL),
+                     RS_EINVAL);
     size_t most = WIRE_MAX_BYTES - sizeof(h);
     ck_assert_int_eq(wire_send(pair[0], &h, big, most, NULL, 0, NULL, 0, NULL), 0);
     ck_assert_int_eq(wire_receive(pair[1], p, NULL), 0);

@@ -39,7 +39,7 @@ static struct transport *open_tcp_streams(struct device *const *devices, uint32_
     struct transport_tcp_options options = {.streams = streams};
     struct transport *t = NULL;
     if (endpoint == NULL)
-        ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", &endpoint, NULL), 0);
+        ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", 0, &endpoint, NULL), 0);
     for (uint32_t i = 0; i < n; i++)
         all[i].device = devices[i];
     ck_assert_int_eq(transport_tcp_open(endpoint, all, n, 7, &options, &t, NULL), 0);

@@ -35,7 +35,7 @@ static const uint8_t TOKEN[TRANSPORT_TOKEN_BYTES] = "between a and b";
 static void plane_listen(struct plane *p)
 {
     memset(p, 0, sizeof(*p));
-    ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", &p->node, NULL), 0);
+    ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", 0, &p->node, NULL), 0);
 }
 
 static void plane_local(struct plane *p, uint32_t device)
@@ -863,10 +863,11 @@ START_TEST(an_address_that_is_none_is_refused)
     struct transport_tcp_device devices[1] = {{.address = "no.where", .port = 1}};
     struct transport *t = NULL;
     struct err e = {0};
-    ck_assert_int_eq(transport_tcp_node_open("localhost", &node, &e), RS_EINVAL);
+    ck_assert_int_eq(transport_tcp_node_open("localhost", 0, &node, &e), RS_EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "localhost"));
-    ck_assert_int_lt(transport_tcp_node_open("192.0.2.1", &node, &e), 0); /* not of this machine */
-    ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", &node, NULL), 0);
+    ck_assert_int_lt(transport_tcp_node_open("192.0.2.1", 0, &node, &e),
+                     0); /* not of this machine */
+    ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", 0, &node, NULL), 0);
     ck_assert_int_eq(transport_tcp_open(node, devices, 1, 1, &options, &t, &e), RS_EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "no.where"));
     transport_tcp_node_close(node);
@@ -884,7 +885,7 @@ START_TEST(opening_without_memory_fails_and_leaves_nothing_behind)
     for (long i = 1;; i++) {
         struct transport_tcp_node *node = NULL;
         mem_fail_at(i);
-        int r = transport_tcp_node_open("127.0.0.1", &node, NULL);
+        int r = transport_tcp_node_open("127.0.0.1", 0, &node, NULL);
         struck = mem_failed() != 0;
         mem_fail_at(0);
         ck_assert_int_eq(r, struck ? RS_ENOMEM : 0);
