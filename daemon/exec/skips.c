@@ -113,9 +113,9 @@ int skips_open(const void *data, size_t n_bytes, struct skips *ret, struct err *
         qsort(s.records, s.n, sizeof(*s.records), order_compare);
     for (size_t i = 1; i < s.n; i++)
         if (s.records[i].order == s.records[i - 1].order) {
-            int r = err_set(e, RS_EPROTO, "skips: stream %u is named twice", s.records[i].order);
+            int code = err_set(e, RS_EPROTO, "skips: stream %u is named twice", s.records[i].order);
             skips_close(&s);
-            return r;
+            return code;
         }
     *ret = s;
     return 0;
