@@ -24,6 +24,7 @@
 #include <uv.h>
 
 #include "base/err.h"
+#include "rpc/rpc_tls.h"
 
 enum rpc_kind { RPC_UNARY, RPC_SERVER_STREAM, RPC_CLIENT_STREAM, RPC_BIDI };
 
@@ -34,7 +35,9 @@ struct rpc_identity {
     uint64_t client; /* RPC_LOCAL: the memory socket's number for this client */
     uint32_t uid;
     int32_t pid;
-    char name[256]; /* RPC_TLS: certificate name; else "" */
+    /* RPC_TLS: the certificate's first DNS name, else its common name; "" where it has neither, or one
+     * that is longer or holds a NUL */
+    char name[256];
 };
 
 struct rpc_call; /* opaque */
@@ -59,6 +62,9 @@ void *rpc_call_context(const struct rpc_call *call); /* rpc_server's context: th
 const struct rpc_identity *rpc_call_identity(const struct rpc_call *call);
 /* Monotonic ns; UINT64_MAX: none. */
 uint64_t rpc_call_deadline_ns(const struct rpc_call *call);
+/* What the caller sent under a key that begins with "reshard-"; NULL: nothing, or more than 4 KiB of
+ * such. Borrowed, until on_end. */
+const char *rpc_call_metadata(const struct rpc_call *call, const char *key);
 
 /* Bytes that many calls can send without a copy each: made once, counted. */
 struct rpc_message;
@@ -77,12 +83,29 @@ void rpc_call_finish(struct rpc_call *call, int code, const char *text);
 void rpc_call_finish_details(struct rpc_call *call, int code, const char *text, const void *details,
                              size_t n_bytes);
 
+/* One more address to serve on. */
+struct rpc_address {
+    const char *address; /* "192.0.2.1:7000", "[2001:db8::1]:0" */
+    bool tls;            /* with options.tls; without, as tcp_address */
+};
+
+#define RPC_MAX_ADDRESSES 8
+
 struct rpc_server_options {
     /* NULL: none. At most 107 bytes; the lock file beside it is "<path>.lock" */
     const char *unix_path;
-    uint32_t unix_mode;      /* of the socket file, 0660 */
-    const char *tcp_address; /* "127.0.0.1:7070"; NULL: none. Anything but loopback without TLS is
-                                refused */
+    uint32_t unix_mode; /* of the socket file, 0660 */
+    /* "127.0.0.1:7070", plaintext; NULL: none. Anything but loopback is refused unless
+     * insecure_network */
+    const char *tcp_address;
+    const struct rpc_address *addresses; /* besides; at most RPC_MAX_ADDRESSES; may be NULL */
+    size_t n_addresses;
+    /* Needed where an address has tls: all three files. Borrowed for the start. */
+    const struct rpc_tls_files *tls;
+    /* Clients without a certificate are served too, as RPC_ANONYMOUS; else they are refused. */
+    bool tls_anonymous;
+    /* Plaintext may be reachable from outside: for tests and closed networks. The caller warns. */
+    bool insecure_network;
     uint32_t max_connections_hint; /* 0: from the descriptor limit */
     uint32_t keepalive_ms;         /* ping interval both ways, 1000 */
     uint32_t keepalive_timeout_ms; /* 2000 */
@@ -112,6 +135,12 @@ int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
 void rpc_server_stop(struct rpc_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
 /* The port really bound on TCP (0: none), and calls that are alive now. */
 uint16_t rpc_server_port(const struct rpc_server *s);
+/* The same of addresses[i]. */
+uint16_t rpc_server_address_port(const struct rpc_server *s, size_t i);
+/* Connections that were turned away: TLS handshakes that failed (a foreign or no certificate, no TLS at
+ * all, nothing said for 5 s), and what was beyond the limit on connections. gRPC doesn't tell whose
+ * handshake failed, so those of other servers of the process count too. */
+uint64_t rpc_server_n_refused(const struct rpc_server *s);
 uint32_t rpc_server_n_calls(const struct rpc_server *s);
 
 #endif

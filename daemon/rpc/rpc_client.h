@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "rpc/rpc_tls.h"
 
 struct rpc_channel;
 struct rpc_stream;
@@ -17,6 +18,11 @@ struct rpc_stream;
  * every call. Does not connect yet. */
 int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret,
                      struct err *e);
+/* The same with TLS (NULL: plaintext); the certificates are checked here (rpc_tls_load). server_name: the
+ * name in the daemon's certificate; NULL: the target's host. */
+int rpc_channel_open_tls(const char *target, const struct rpc_tls_files *tls,
+                         const char *server_name, const char *token, struct rpc_channel **ret,
+                         struct err *e);
 void rpc_channel_close(struct rpc_channel *c); /* NULL is fine; no call may be in progress */
 
 /* One request, one reply (*ret_reply is the caller's to mem_free). The status's code and text come
