@@ -51,6 +51,16 @@ struct attempt_input {
     uint32_t verify; /* enum wire_verify */
 };
 
+/* The parts of an input, in the order in which they are compared where plans differ. */
+enum attempt_part {
+    ATTEMPT_PART_SOURCE,
+    ATTEMPT_PART_DESTINATIONS,
+    ATTEMPT_PART_TOPOLOGY,
+    ATTEMPT_PART_PARTICIPANTS,
+    ATTEMPT_PART_OPTIONS,
+    ATTEMPT_PARTS
+};
+
 /* Where another node's data plane is, and the secret of this pair of nodes for this attempt. */
 struct attempt_peer {
     uint32_t node;
@@ -91,8 +101,9 @@ struct node_order {
     uint64_t deadline_ns;
     uint32_t transfer_timeout_ms;
     const struct attempt_input *input;
-    uint8_t plan_digest[16];          /* as the coordinator planned it */
-    const struct attempt_peer *peers; /* the other nodes that take part */
+    uint8_t plan_digest[16];               /* as the coordinator planned it */
+    uint64_t input_digests[ATTEMPT_PARTS]; /* of the parts of `input` as the coordinator has them */
+    const struct attempt_peer *peers;      /* the other nodes that take part */
     uint32_t n_peers;
 };
 
@@ -131,7 +142,7 @@ struct memory_fold {
 
 struct node_report {
     enum node_report_type type;
-    const char *model;
+    const char *model;        /* "": NODE_UP and NODE_LOST, which are about all of them */
     struct refit_event event; /* EVENT */
     uint64_t cookie;          /* PUBLISH_ASK */
     uint64_t worker, version; /* PUBLISH_ASK */
@@ -143,6 +154,8 @@ struct node_report {
     int32_t pid;
     uint64_t segment_bytes;
     uint64_t live_fold, shadow_fold;
+    uint64_t
+        opened; /* by its client's account live memory was being written with this version; 0: it was not */
     /* EVENT PUBLISHED */
     const struct publication_print *prints;
     uint32_t n_prints;
