@@ -22,9 +22,11 @@
 #include "base/banned.h"
 
 static const char help[] =
-    "usage: reshardd [--config FILE] [--check-config] [--crash-points] [--version] [--help]\n"
+    "usage: reshardd [--config FILE] [--node NAME] [--check-config] [--crash-points] [--version] "
+    "[--help]\n"
     "\n"
     "  --config FILE    settings (config/reshardd.conf shows all); without it, the defaults\n"
+    "  --node NAME      which of the settings' nodes this is; wins over [daemon] node\n"
     "  --check-config   read the settings, say what they come to, and exit\n"
     "  --crash-points   where RESHARD_CRASH=NAME[:N] makes it kill itself, for crash tests\n"
     "\n"
@@ -32,6 +34,7 @@ static const char help[] =
 
 enum {
     OPTION_CONFIG = 1,
+    OPTION_NODE,
     OPTION_CHECK,
     OPTION_CRASH_POINTS,
     OPTION_VERSION,
@@ -40,6 +43,7 @@ enum {
 };
 
 static const struct option options[] = {{"config", required_argument, NULL, OPTION_CONFIG},
+                                        {"node", required_argument, NULL, OPTION_NODE},
                                         {"check-config", no_argument, NULL, OPTION_CHECK},
                                         {"crash-points", no_argument, NULL, OPTION_CRASH_POINTS},
                                         {"version", no_argument, NULL, OPTION_VERSION},
@@ -113,12 +117,19 @@ static int say_config(const struct config *c)
     (void)printf("settings are good: node %s, backend %s, devices %u in %u domains, socket %s, "
                  "state_dir %s\n",
                  c->node, c->backend, c->devices, c->n_domains, c->socket, c->state_dir);
+    if (c->n_nodes > 0)
+        (void)printf("cluster: %u nodes, coordinator %s at %s, this one at %s, data at %s, %s\n",
+                     c->n_nodes, c->coordinator, c->nodes[c->coordinator_index].address,
+                     c->nodes[c->me].address, c->data_address,
+                     c->tls_ca[0] != '\0'  ? "TLS both ways"
+                     : c->insecure_network ? "WITHOUT TLS (insecure_network)"
+                                           : "without TLS, on loopback");
     return EXIT_STOPPED;
 }
 
 int main(int argc, char **argv)
 {
-    const char *path = NULL;
+    const char *path = NULL, *node = NULL;
     bool check = false;
     struct config config;
     struct err e = {0};
@@ -127,6 +138,9 @@ int main(int argc, char **argv)
         switch (o) {
         case OPTION_CONFIG:
             path = optarg;
+            break;
+        case OPTION_NODE:
+            node = optarg;
             break;
         case OPTION_CHECK:
             check = true;
@@ -156,7 +170,11 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     config_init(&config);
-    int r = path != NULL ? config_read(&config, path, &e) : config_check(&config, &e);
+    int r = node != NULL ? config_set_node(&config, node, &e) : 0;
+    if (r == 0)
+        r = path != NULL ? config_read(&config, path, &e) : config_check(&config, &e);
+    if (r == 0 && (r = config_check_here(&config, &e)) != 0 && path != NULL)
+        (void)err_prefix(&e, r, "%s", path);
     if (r == 0)
         r = state_dir_check(&config, &e);
     if (r != 0) {
@@ -166,5 +184,11 @@ int main(int argc, char **argv)
     if (check)
         return say_config(&config);
     log_init(config.log_level, "reshardd");
-    return daemon_run(&config);
+    if (config.insecure_network && config.tls_ca[0] == '\0' && config.n_nodes > 0)
+        log_warn("INSECURE: insecure_network = yes and no tls_ca: who reaches %s can act as a node "
+                 "and read and change weights",
+                 config.nodes[config.me].address);
+    r = daemon_run(&config);
+    config_close(&config);
+    return r;
 }

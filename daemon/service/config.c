@@ -17,7 +17,8 @@
 
 #include "base/banned.h"
 
-enum kind { TEXT, UINT, OCTAL, BYTES, RATE, BOOL, LEVEL };
+/* LIST: text that may come in several lines. NODES: config_nodes_add, the same. */
+enum kind { TEXT, UINT, OCTAL, BYTES, RATE, BOOL, LEVEL, LIST, NODES };
 
 struct setting {
     const char *section;
@@ -60,6 +61,19 @@ static const struct setting settings[] = {
     FIELD("refit", accept_timeout_ms, UINT, 1, 86400000),
     FIELD("refit", quiesce_timeout_ms, UINT, 1, 600000),
     FIELD("refit", memory_timeout_ms, UINT, 1, 86400000),
+    FIELD("cluster", coordinator, TEXT, 1, 0),
+    FIELD("cluster", nodes, NODES, 0, 0),
+    FIELD("cluster", data_address, TEXT, 0, 0),
+    FIELD("cluster", tls_ca, TEXT, 0, 0),
+    FIELD("cluster", tls_certificate, TEXT, 0, 0),
+    FIELD("cluster", tls_key, TEXT, 0, 0),
+    FIELD("cluster", insecure_network, BOOL, 0, 0),
+    FIELD("cluster", lease_ms, UINT, 100, 600000),
+    FIELD("cluster", beat_ms, UINT, 10, 60000),
+    FIELD("roles", trainer, LIST, 0, 0),
+    FIELD("roles", inference, LIST, 0, 0),
+    FIELD("roles", operator, LIST, 0, 0),
+    FIELD("roles", peer, LIST, 0, 0),
     FIELD("clients", grace_ms, UINT, 0, 3600000),
     FIELD("clients", max_clients, UINT, 1, 65536),
     FIELD("clients", max_segments, UINT, 1, 1024),
@@ -106,6 +120,8 @@ void config_init(struct config *c)
         .accept_timeout_ms = refit.accept_timeout_ms,
         .quiesce_timeout_ms = refit.quiesce_timeout_ms,
         .memory_timeout_ms = 300000,
+        .lease_ms = 2500,
+        .beat_ms = 500,
         .grace_ms = 10000,
         .max_clients = 1024,
         .max_segments = 1024,
@@ -119,6 +135,22 @@ void config_init(struct config *c)
     };
     if (gethostname(c->node, sizeof c->node - 1) != 0 || c->node[0] == '\0')
         (void)snprintf(c->node, sizeof c->node, "localhost");
+}
+
+void config_close(struct config *c)
+{
+    mem_free(c->nodes);
+    c->nodes = NULL;
+    c->n_nodes = 0;
+}
+
+int config_set_node(struct config *c, const char *name, struct err *e)
+{
+    if (name[0] == '\0' || strlen(name) >= sizeof c->node)
+        return err_set(e, RS_EINVAL, "--node: a name has 1 … %zu bytes", sizeof c->node - 1);
+    (void)snprintf(c->node, sizeof c->node, "%s", name);
+    c->node_fixed = true;
+    return 0;
 }
 
 static int number_parse(const char *text, int base, uint64_t *ret)
@@ -197,6 +229,15 @@ static int text_store(const struct setting *s, char *field, const char *value, s
     return 0;
 }
 
+static int list_add(const struct setting *s, char *field, const char *value, struct err *e)
+{
+    size_t at = strlen(field), n = strlen(value);
+    if (at + n + 2 > s->size)
+        return err_set(e, RS_EINVAL, "is longer than %zu bytes", s->size - 1);
+    (void)snprintf(field + at, s->size - at, "%s%s", at > 0 && n > 0 ? " " : "", value);
+    return 0;
+}
+
 static int setting_store(const struct setting *s, struct config *c, const char *value,
                          struct err *e)
 {
@@ -226,6 +267,10 @@ static int setting_store(const struct setting *s, struct config *c, const char *
         if (bool_parse(value, field) != 0)
             return err_set(e, RS_EINVAL, "'%s' is neither true nor false", value);
         return 0;
+    case LIST:
+        return list_add(s, field, value, e);
+    case NODES:
+        return config_nodes_add(c, value, e);
     case LEVEL:
         if (log_level_parse(value, field) != 0)
             return err_set(e, RS_EINVAL, "'%s' is no level; use error, warn, info or debug", value);
@@ -259,32 +304,66 @@ static int on_setting(void *user, const char *section, const char *key, const ch
                       known_section
                           ? "unknown key '%s' in section [%s]"
                           : "key '%s': unknown section [%s]; there are [daemon], [devices], "
-                            "[refit], [clients], [test]",
+                            "[refit], [cluster], [roles], [clients], [test]",
                       key, section);
         return 0;
     }
     uint64_t bit = UINT64_C(1) << (s - settings);
-    int r = (p->seen & bit) != 0 ? err_set(&p->error, RS_EINVAL, "given twice")
-                                 : setting_store(s, p->config, value, &p->error);
+    bool lines = s->kind == LIST || s->kind == NODES;
+    int r = 0;
+    if ((p->seen & bit) != 0 && !lines)
+        r = err_set(&p->error, RS_EINVAL, "given twice");
+    else if (s->offset != offsetof(struct config, node) || !p->config->node_fixed)
+        r = setting_store(s, p->config, value, &p->error);
     if (r != 0)
         (void)err_prefix(&p->error, r, "%s", key);
     p->seen |= bit;
     return r == 0;
 }
 
-int config_parse(struct config *c, const char *text, const char *name, struct err *e)
+/* inih reads lines into a fixed buffer and takes the rest of a longer one for the next line. */
+static int lines_check(const char *text, const char *name, struct err *e)
 {
-    struct config next = *c;
-    struct parse p = {.config = &next};
+    enum { MOST = INI_MAX_LINE - 2 };
+    int line = 1;
+    for (const char *at = text, *end; at != NULL; at = end != NULL ? end + 1 : NULL, line++) {
+        end = strchr(at, '\n');
+        size_t n = end != NULL ? (size_t)(end - at) : strlen(at);
+        if (n > MOST)
+            return err_set(e, RS_EINVAL,
+                           "%s:%d: longer than %d bytes; lists (nodes, roles) may go on in a next "
+                           "line that begins with a space",
+                           name, line, MOST);
+    }
+    return 0;
+}
+
+static int settings_read(struct config *next, const char *text, const char *name, struct err *e)
+{
+    struct parse p = {.config = next};
     int line = ini_parse_string(text, on_setting, &p);
     if (line < 0)
         return err_set(e, RS_ENOMEM, "%s: no memory to read it", name);
     if (line > 0 || p.error.code != 0)
-        return err_set(e, RS_EINVAL, "%s:%d: %s", name, line,
+        return err_set(e, p.error.code != 0 ? p.error.code : RS_EINVAL, "%s:%d: %s", name, line,
                        p.error.code != 0 ? p.error.text : "neither [section] nor key = value");
-    int r = config_check(&next, e);
-    if (r != 0)
-        return err_prefix(e, r, "%s", name);
+    int r = config_check(next, e);
+    return r != 0 ? err_prefix(e, r, "%s", name) : 0;
+}
+
+int config_parse(struct config *c, const char *text, const char *name, struct err *e)
+{
+    struct config next = *c;
+    next.nodes = NULL;
+    next.n_nodes = 0;
+    int r = lines_check(text, name, e);
+    if (r == 0)
+        r = settings_read(&next, text, name, e);
+    if (r != 0) {
+        config_close(&next);
+        return r;
+    }
+    config_close(c);
     *c = next;
     return 0;
 }
@@ -374,6 +453,8 @@ int config_check(struct config *c, struct err *e)
     if (r == 0)
         r = choice_check("strategy", c->strategy, "reshard", "direct", "gather-broadcast", e);
     if (r != 0)
+        return r;
+    if ((r = config_cluster_check(c, e)) != 0)
         return r;
     if (strcmp(c->backend, "cuda") == 0)
         return err_set(e, RS_EUNIMPL, "backend: cuda is not built in this version; use host");

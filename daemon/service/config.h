@@ -12,17 +12,20 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "peer/peer.h"
 
 enum {
     CONFIG_MAX_DEVICES = 64,
     CONFIG_MAX_PATH = 256,
     CONFIG_MAX_NAME = 64,
-    CONFIG_MAX_VALUE = 160
+    CONFIG_MAX_VALUE = 160,
+    CONFIG_MAX_ROLE = 2048
 };
 
 struct config {
-    /* [daemon] */
+    /* [daemon]; "%n" in socket, state_dir and the tls paths stands for the node's name, replaced by config_check */
     char node[CONFIG_MAX_NAME];   /* default: the host's name */
+    bool node_fixed;              /* by --node: what the file says counts no more */
     char socket[CONFIG_MAX_PATH]; /* gRPC on a Unix socket; "<socket>.mem" is the memory socket */
     uint32_t socket_mode;         /* octal in the file */
     char state_dir[CONFIG_MAX_PATH]; /* the ledger's folder */
@@ -54,6 +57,21 @@ struct config {
     uint32_t quiesce_timeout_ms; /* then the data plane is ended and replaced */
     uint32_t memory_timeout_ms;  /* one publish, apply or check of one worker */
 
+    /* [cluster]; n_nodes 0: this node alone */
+    char coordinator[CONFIG_MAX_NAME];
+    struct peer_node *nodes; /* owned: config_close */
+    uint32_t n_nodes;
+    uint32_t me, coordinator_index; /* into nodes, by config_check; 0 where there are none */
+    char data_address
+        [NODE_ADDRESS_BYTES]; /* an interface's name until config_check_here, then numeric */
+    char tls_ca[CONFIG_MAX_PATH], tls_certificate[CONFIG_MAX_PATH], tls_key[CONFIG_MAX_PATH];
+    bool insecure_network; /* plain TCP beyond loopback */
+    uint32_t lease_ms, beat_ms;
+
+    /* [roles]: certificate names with `*`, and "uid:N" for local clients; space separated */
+    char trainer[CONFIG_MAX_ROLE], inference[CONFIG_MAX_ROLE], operator[CONFIG_MAX_ROLE],
+        peer[CONFIG_MAX_ROLE];
+
     /* [clients] */
     uint32_t grace_ms;
     uint32_t max_clients;
@@ -73,11 +91,22 @@ struct config {
 
 /* The defaults. */
 void config_init(struct config *c);
+void config_close(struct config *c);
+/* The name from the command line, before config_read: it wins over the file. RS_EINVAL: no name. */
+int config_set_node(struct config *c, const char *name, struct err *e);
 /* Reads a file over what *c holds and checks it (config_check). RS_ENOTFOUND, RS_EINVAL with file and line. */
 int config_read(struct config *c, const char *path, struct err *e);
 /* The same from text; `name` stands for the file in errors. */
 int config_parse(struct config *c, const char *text, const char *name, struct err *e);
-/* What only shows when all is read: domains against devices, backend, addresses. Fills domain_of_device. */
+/* What only shows when all is read: domains against devices, backend, the cluster's nodes. Fills domain_of_device, me,
+ * coordinator_index, data_address; replaces "%n". */
 int config_check(struct config *c, struct err *e);
+/* What depends on this machine: the node's own address and data_address must be its, an interface must be there, the
+ * tls files readable. Makes data_address numeric. RS_ENOTFOUND names what is missing. */
+int config_check_here(struct config *c, struct err *e);
+/* config_cluster.c: adds the entries of one line, "n0=10.0.0.1:7070 n1=[fd00::1]:7070", to nodes. */
+int config_nodes_add(struct config *c, const char *value, struct err *e);
+/* config_cluster.c: config_check's part. */
+int config_cluster_check(struct config *c, struct err *e);
 
 #endif
