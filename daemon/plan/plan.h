@@ -141,8 +141,8 @@ int plan_program(const struct plan *p, uint32_t node, struct buf *out, struct er
  * before first use). RS_EINTERNAL names tensor, box and rank. */
 int plan_check(const struct plan *p, const struct plan_input *input, bool full, struct err *e);
 
-/* plan_cost.c: predicted seconds of the plan's rounds with the topology's rates (0 where rates are
- * unknown); port model: a device sends one message and receives one at a time per tier. */
+/* plan_simulate.c: seconds that the plan takes with the topology's rates (0 where they are unknown),
+ * no latency, one peer at a time: the makespan of plan_simulate.h. */
 double plan_predict_s(const struct plan *p, const struct topology *t);
 
 #endif

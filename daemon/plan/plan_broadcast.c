@@ -217,7 +217,7 @@ static uint64_t cast_cut(const struct plan *p, const struct cast_leg *l, uint64_
 
 static uint32_t cast_round(const struct plan *p, const struct cast_leg *l, uint64_t i)
 {
-    return (uint32_t)((l->start + i * p->message_step) / p->message_bytes);
+    return (uint32_t)plan_round(p, l->tier, l->start + i * p->message_step);
 }
 
 void cast_message(const struct plan *p, const struct cast_leg *l, uint64_t i, uint64_t *ret_begin,
@@ -385,7 +385,7 @@ int plan_broadcast(struct plan *p, struct err *e)
     for (uint32_t i = 0; i < p->legs.n; i++)
         from = later(from, p->legs.at[i].start + p->legs.at[i].bytes + 2 * p->message_bytes);
     time_casts(p, from);
-    if (cast_end(p, &p->casts.at[p->casts.n - 1]) / p->message_bytes >= UINT32_MAX - 1)
+    if (plan_round(p, TIER_DOMAIN, cast_end(p, &p->casts.at[p->casts.n - 1])) >= UINT32_MAX - 1)
         return err_set(e, RS_EEXHAUSTED, "more than 2^32 rounds: chunk_bytes is too small");
     place_scratch(p);
     return 0;

@@ -142,7 +142,7 @@ int plan_digest(const struct plan *p, uint8_t ret_digest[16])
     if (digest_init(&d) != 0)
         return RS_ENOMEM;
     put_options(&d, &p->options);
-    put(&d, p->message_bytes);
+    put(&d, p->message_bytes | (uint64_t)p->apart << 63);
     put_geometry(&d, p);
     put_moves(&d, p);
     digest_end(&d, ret_digest);

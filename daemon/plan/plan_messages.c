@@ -6,7 +6,8 @@
  * element. Rounding moves a cut by less than cut_bytes = message_bytes - message_step, so no
  * message is longer than message_bytes and none is empty.
  *
- * The round of message i is (start + time(i * step)) / U with U = message_bytes. Why what depends
+ * The round of message i is (start + time(i * step)) / U with U = message_bytes (twice that, and one more inside
+ * domains, where both tiers have messages: plan_round). Why what depends
  * lies later: let a relay's message i bring on the run's bytes up to b. Those came in with parent
  * messages whose nominal begin is at most b + cut_bytes into the parent's run, so their rounds are
  * at most (P + time(b + cut)) / U with P the run's start there. The relay's leg starts at P + 2 U +
@@ -29,7 +30,7 @@ uint64_t leg_messages(const struct plan *p, const struct plan_leg *l)
 static uint32_t round_at(const struct plan *p, const struct plan_leg *l, uint64_t nominal)
 {
     uint8_t tier = p->streams.at[l->stream].tier;
-    return (uint32_t)((l->start + plan_time(p, tier, nominal)) / p->message_bytes);
+    return (uint32_t)plan_round(p, tier, l->start + plan_time(p, tier, nominal));
 }
 
 uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l)

@@ -166,6 +166,7 @@ struct plan {
     uint64_t message_step;  /* nominal distance of two cuts in a leg */
     uint64_t cut_bytes;     /* rows up to this size are not cut */
     uint32_t domain_speed;  /* eighths of the network rate */
+    bool apart;             /* messages of both tiers: each in rounds of its own */
 
     VEC(struct end) ends;
     VEC(struct set) sets;
@@ -314,6 +315,14 @@ uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l);
 /* Bytes that cuts inside the box are multiples of: its longest suffix of dims of at most cut_bytes.
  */
 uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes);
+/* The round of what moves at `time` (in bytes at network rate). Where a plan has messages of both tiers those inside
+ * domains have rounds of their own, each behind the network's of the same time: else short messages would share groups
+ * with long ones, and hold slots until those are through. */
+static inline uint64_t plan_round(const struct plan *p, uint8_t tier, uint64_t time)
+{
+    uint64_t round = time / p->message_bytes;
+    return p->apart ? 2 * round + (tier == TIER_DOMAIN) : round;
+}
 /* Time that `bytes` take in a tier, in bytes at network rate. */
 static inline uint64_t plan_time(const struct plan *p, uint8_t tier, uint64_t bytes)
 {

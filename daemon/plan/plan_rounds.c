@@ -594,10 +594,19 @@ static void offer_first(struct timetable *t)
             make_available(t, i);
 }
 
+static void part_tiers(struct plan *p)
+{
+    bool seen[3] = {false};
+    for (uint32_t i = 0; i < p->streams.n; i++)
+        seen[p->streams.at[i].tier] = true;
+    p->apart = seen[TIER_DOMAIN] && seen[TIER_NETWORK];
+}
+
 int plan_rounds(struct plan *p, struct err *e)
 {
     struct timetable t = {0};
     int r = build_legs(p);
+    part_tiers(p);
     if (r == 0)
         r = timetable_init(&t, p);
     if (r == 0) {
@@ -613,7 +622,7 @@ int plan_rounds(struct plan *p, struct err *e)
         return err_set(e, r, "out of memory");
     for (uint32_t i = 0; i < p->legs.n; i++) {
         const struct plan_leg *l = &p->legs.at[i];
-        uint64_t last = (l->start + plan_time(p, TIER_NETWORK, l->bytes)) / p->message_bytes;
+        uint64_t last = plan_round(p, TIER_DOMAIN, l->start + plan_time(p, TIER_NETWORK, l->bytes));
         if (last >= UINT32_MAX - 1)
             return err_set(e, RS_EEXHAUSTED,
                            "more than 2^32 rounds: chunk_bytes %llu is too small for this model",
