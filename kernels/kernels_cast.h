@@ -19,7 +19,11 @@
 #else
 #define KERNEL_VECTORISE __attribute__((optimize("O3")))
 #endif
+#if defined(__CUDACC__)
+#define KERNEL_INLINE static __host__ __device__ __forceinline__
+#else
 #define KERNEL_INLINE static inline __attribute__((always_inline))
+#endif
 
 #define FLOAT32_ABS      UINT32_C(0x7FFFFFFF)
 #define FLOAT32_INFINITY UINT32_C(0x7F800000)
@@ -54,9 +58,10 @@ KERNEL_INLINE uint16_t kernel_cast_float16(uint32_t u)
     return (uint16_t)(a > FLOAT32_INFINITY ? 0x7E00 : (sign | r));
 }
 
-KERNEL_INLINE uint8_t kernel_cast_e4m3(uint16_t b)
+/* Of a float32's bits. */
+KERNEL_INLINE uint8_t kernel_cast_e4m3_of_float32(uint32_t u)
 {
-    uint32_t u = (uint32_t)b << 16, a = u & FLOAT32_ABS, sign = (u >> 24) & 0x80;
+    uint32_t a = u & FLOAT32_ABS, sign = (u >> 24) & 0x80;
     uint32_t normal = (a - (UINT32_C(120) << 23) + 0x7FFFF + ((a >> 20) & 1)) >> 20;
     uint32_t small = kernel_bits_of(kernel_float_of(a) + 16384.0F) - kernel_bits_of(16384.0F);
     uint32_t r = a < (UINT32_C(121) << 23) ? small : normal; /* below 2^-6: subnormal */
@@ -64,6 +69,12 @@ KERNEL_INLINE uint8_t kernel_cast_e4m3(uint16_t b)
     return (uint8_t)(a > FLOAT32_INFINITY ? 0x7F : (sign | r));
 }
 
+KERNEL_INLINE uint8_t kernel_cast_e4m3(uint16_t b)
+{
+    return kernel_cast_e4m3_of_float32((uint32_t)b << 16);
+}
+
+#if !defined(__CUDACC__)
 /* The casts as plain loops: all there is in portable C, the ends of runs elsewhere. `from` may be
  * unaligned: element loads by memcpy, which costs nothing. */
 #define KERNEL_CAST_LOOPS(target)                                                                  \
@@ -116,5 +127,7 @@ KERNEL_INLINE uint8_t kernel_cast_e4m3(uint16_t b)
             sum += weight_span(ret + first, fingerprint_word_base(q + first), n - first);          \
         return sum;                                                                                \
     }
+
+#endif
 
 #endif

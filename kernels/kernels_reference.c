@@ -8,6 +8,7 @@
 #include "kernels/fingerprint.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels_dtype.h"
+#include "kernels/kernels_task.h"
 
 #include "base/banned.h"
 
@@ -150,4 +151,97 @@ void kernel_fingerprint_reference(const struct kernel_fingerprint *f)
         sum += contribution(load(element(&f->from, &w), n_bytes), n_bytes, f->offset, &w);
     } while (walk_next(&w));
     (void)__atomic_fetch_add(f->fingerprint, sum, __ATOMIC_RELAXED);
+}
+
+/* --- float8 with scales: element by element, in double -------------------------------------------- */
+
+/* The correctly rounded float32 quotient: a double has more than twice its bits, so that rounding
+ * twice is rounding once. */
+static float quotient(double a, double b)
+{
+    return (float)(a / b);
+}
+
+static double magnitude_of(const uint8_t *p)
+{
+    double value = fabs(value_of(load(p, 2), KERNEL_BFLOAT16));
+    return isfinite(value) ? value : 0;
+}
+
+void kernel_amax_reference(const struct kernel_amax *a)
+{
+    struct walk w = {.size = a->size, .n_dims = a->n_dims};
+    float amax;
+    memcpy(&amax, a->amax_bits, sizeof amax);
+    if (box_is_empty(a->size, a->n_dims))
+        return;
+    do {
+        double here = magnitude_of(element(&a->from, &w));
+        amax = here > (double)amax ? (float)here : amax;
+    } while (walk_next(&w));
+    memcpy(a->amax_bits, &amax, sizeof amax);
+}
+
+static float scale_of(float amax)
+{
+    const float least = 0x1p-126F;
+    float scale = quotient((double)amax, 448);
+    return amax == 0 ? 1 : scale < least ? least : scale;
+}
+
+/* One block: its rows and columns of one matrix. `w` is at its first element. */
+static void block_reference(const struct kernel_scaled_cast *c, const struct walk *first)
+{
+    unsigned row = c->n_dims - 2U, column = c->n_dims - 1U;
+    struct walk w = *first, scale_at = *first;
+    uint64_t rows = first->at[row] + 128, columns = first->at[column] + 128;
+    float amax = 0, scale;
+    rows = rows < c->size[row] ? rows : c->size[row];
+    columns = columns < c->size[column] ? columns : c->size[column];
+    for (w.at[row] = first->at[row]; w.at[row] < rows; w.at[row]++)
+        for (w.at[column] = first->at[column]; w.at[column] < columns; w.at[column]++) {
+            float here = (float)magnitude_of(element(&c->from, &w));
+            amax = here > amax ? here : amax;
+        }
+    scale_at.at[row] /= 128;
+    scale_at.at[column] /= 128;
+    scale = scale_of(amax);
+    if (c->rule == KERNEL_SCALE_TENSOR)
+        memcpy(&scale, c->scale.base, sizeof scale);
+    else
+        memcpy(element(&c->scale, &scale_at), &scale, sizeof scale);
+    uint64_t offset[KERNEL_MAX_DIMS], bits = 0;
+    memcpy(offset, c->offset, sizeof offset);
+    offset[row] /= 128;
+    offset[column] /= 128;
+    memcpy(&bits, &scale, sizeof scale);
+    if (c->rule == KERNEL_SCALE_BLOCK && c->scale_fingerprint != NULL)
+        *c->scale_fingerprint += contribution(bits, 4, offset, &scale_at);
+    for (w.at[row] = first->at[row]; w.at[row] < rows; w.at[row]++)
+        for (w.at[column] = first->at[column]; w.at[column] < columns; w.at[column]++) {
+            float q =
+                quotient(value_of(load(element(&c->from, &w), 2), KERNEL_BFLOAT16), (double)scale);
+            uint32_t raw;
+            memcpy(&raw, &q, sizeof raw);
+            double value = value_of(raw, KERNEL_FLOAT32);
+            uint64_t sign = signbit(value) ? 0x80 : 0;
+            uint64_t r = isnan(value)           ? 0x7F
+                         : fabs(value) >= 448.0 ? sign | 0x7E
+                                                : sign | round_bits(fabs(value), 3, -6);
+            store(element(&c->to, &w), 1, r);
+            if (c->fingerprint != NULL)
+                *c->fingerprint += contribution(r, 1, c->offset, &w);
+        }
+}
+
+void kernel_scaled_cast_reference(const struct kernel_scaled_cast *c)
+{
+    struct walk w = {.size = c->size, .n_dims = c->n_dims};
+    unsigned row = c->n_dims - 2U, column = c->n_dims - 1U;
+    if (box_is_empty(c->size, c->n_dims))
+        return;
+    do {
+        if (w.at[row] % 128 == 0 && w.at[column] % 128 == 0)
+            block_reference(c, &w);
+    } while (walk_next(&w));
 }

@@ -1,0 +1,165 @@
+/* The GPU kernels: blocks and threads around kernels_body.h, and their launchers. CUDA C written as C. */
+#include <string.h>
+
+#include "kernels/kernels_body.h"
+#include "kernels/kernels_cuda.h"
+
+enum { WARP = 32, WARPS = KERNEL_THREADS / WARP };
+
+/* Sum over the block; valid in thread 0. All threads take part. */
+static __device__ uint64_t block_sum(uint64_t x)
+{
+    __shared__ uint64_t parts[WARPS];
+    for (int step = WARP / 2; step > 0; step /= 2)
+        x += __shfl_down_sync(0xFFFFFFFF, (unsigned long long)x, step);
+    if (threadIdx.x % WARP == 0)
+        parts[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < WARPS; i++)
+            x += parts[i];
+    __syncthreads(); /* parts may be written again */
+    return x;
+}
+
+static __device__ void add_block(uint64_t *to, uint64_t x)
+{
+    x = block_sum(x);
+    if (threadIdx.x == 0)
+        atomicAdd((unsigned long long *)to, (unsigned long long)x);
+}
+
+/* Greatest over the block, in all threads. */
+static __device__ uint32_t block_max(uint32_t x)
+{
+    __shared__ uint32_t parts[WARPS];
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFF, x, step);
+        x = other > x ? other : x;
+    }
+    if (threadIdx.x % WARP == 0)
+        parts[threadIdx.x / WARP] = x;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++)
+        x = parts[i] > x ? parts[i] : x;
+    __syncthreads();
+    return x;
+}
+
+static __device__ __forceinline__ void copy_block(const struct kernel_task *tasks, uint32_t n_tiles)
+{
+    uint32_t i = 0;
+    for (uint32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+        i = kernel_task_of_tile(tasks, i, tile);
+        kernel_copy_thread(&tasks[i], tile - tasks[i].first_tile, threadIdx.x);
+    }
+}
+
+/* A block adds once per task that it has worked on. */
+static __device__ __forceinline__ void sum_block(const struct kernel_task *tasks, uint32_t n_tiles)
+{
+    uint32_t i = 0;
+    uint64_t sum = 0;
+    for (uint32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+        uint32_t at = kernel_task_of_tile(tasks, i, tile);
+        if (at != i) {
+            add_block(tasks[i].sum, sum);
+            sum = 0;
+            i = at;
+        }
+        sum += kernel_sum_thread(&tasks[i], tile - tasks[i].first_tile, threadIdx.x);
+    }
+    add_block(tasks[i].sum, sum);
+}
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(KERNEL_THREADS)
+
+KERNEL reshard_copy(const __grid_constant__ struct kernel_batch b)
+{
+    copy_block(b.tasks, b.n_tiles);
+}
+
+KERNEL reshard_copy_small(const __grid_constant__ struct kernel_small_batch b)
+{
+    copy_block(b.tasks, b.n_tiles);
+}
+
+KERNEL reshard_sum(const __grid_constant__ struct kernel_batch b)
+{
+    sum_block(b.tasks, b.n_tiles);
+}
+
+KERNEL reshard_sum_small(const __grid_constant__ struct kernel_small_batch b)
+{
+    sum_block(b.tasks, b.n_tiles);
+}
+
+/* Values are read once and kept in registers between the block's maximum and the writing. */
+KERNEL reshard_scale(const __grid_constant__ struct kernel_scale_task t)
+{
+    uint64_t sum = 0, scale_sum = 0;
+    uint32_t amax = 0;
+    for (uint32_t block = blockIdx.x; block < t.n_blocks; block += gridDim.x) {
+        struct kernel_scale_part part = kernel_scale_place(&t, block, threadIdx.x);
+        uint32_t here = kernel_scale_read(&t, &part);
+        if (t.amax_bits != NULL) {
+            amax = here > amax ? here : amax;
+            continue;
+        }
+        uint32_t scale = t.rule == KERNEL_SCALE_BLOCK ? kernel_scale_of(block_max(here))
+                                                      : (uint32_t)kernel_load_element(t.scale, 4);
+        if (threadIdx.x == 0 && t.rule == KERNEL_SCALE_BLOCK)
+            scale_sum += kernel_scale_put(&t, &part, scale);
+        sum += kernel_scale_write(&t, &part, scale);
+    }
+    if (t.amax_bits != NULL) {
+        amax = block_max(amax);
+        if (threadIdx.x == 0)
+            atomicMax(t.amax_bits, amax);
+        return;
+    }
+    if (t.sum != NULL)
+        add_block(t.sum, sum);
+    if (t.scale_sum != NULL)
+        add_block(t.scale_sum, scale_sum);
+}
+
+static uint32_t grid_of(uint32_t n, uint32_t max_blocks)
+{
+    uint32_t most = max_blocks == 0 ? (1U << 30) : max_blocks;
+    return n < most ? n : most;
+}
+
+extern "C" int kernel_launch_batch(cudaStream_t stream, const struct kernel_batch *b,
+                                   uint32_t max_blocks)
+{
+    if (b->n_tiles == 0)
+        return 0;
+    uint32_t n = grid_of(b->n_tiles, max_blocks);
+    bool sums = b->tasks[0].sum != NULL;
+    if (b->n_tasks <= KERNEL_SMALL_BATCH_TASKS) {
+        struct kernel_small_batch small;
+        small.n_tasks = b->n_tasks;
+        small.n_tiles = b->n_tiles;
+        memcpy(small.tasks, b->tasks, b->n_tasks * sizeof *b->tasks);
+        if (sums)
+            reshard_sum_small<<<n, KERNEL_THREADS, 0, stream>>>(small);
+        else
+            reshard_copy_small<<<n, KERNEL_THREADS, 0, stream>>>(small);
+    } else if (sums) {
+        reshard_sum<<<n, KERNEL_THREADS, 0, stream>>>(*b);
+    } else {
+        reshard_copy<<<n, KERNEL_THREADS, 0, stream>>>(*b);
+    }
+    return (int)cudaGetLastError();
+}
+
+extern "C" int kernel_launch_scale(cudaStream_t stream, const struct kernel_scale_task *t,
+                                   uint32_t max_blocks)
+{
+    if (t->n_blocks == 0)
+        return 0;
+    reshard_scale<<<grid_of(t->n_blocks, max_blocks), KERNEL_THREADS, 0, stream>>>(*t);
+    return (int)cudaGetLastError();
+}
