@@ -1,4 +1,5 @@
-/* One attempt at one version: gather, plan, prepare, start, stage, accept, commit; or abort.
+/* One attempt at one version: gather, plan, prepare, start, stage, accept, commit. Its other end is
+ * abort.c's; who may feed whom is feed.c's; what catch-ups and rehearsals do differently is side.c's.
  *
  * Whatever happens, an attempt ends either with the commit record durable, or with every node that
  * was asked to prepare quiesced or dead. */
@@ -13,28 +14,6 @@
 
 /* --- nodes --- */
 
-struct refit_node *refit_node(const struct refit *r, uint32_t node)
-{
-    if (node < r->n_nodes && r->nodes[node].node == node)
-        return &r->nodes[node]; /* where numbers are dense and came in order: nearly always */
-    for (size_t i = 0; i < r->n_nodes; i++)
-        if (r->nodes[i].node == node)
-            return &r->nodes[i];
-    return NULL;
-}
-
-/* step_reserve has made room for one more. NULL: too many nodes. */
-struct refit_node *refit_node_get(struct refit *r, uint32_t node)
-{
-    struct refit_node *n = refit_node(r, node);
-    if (n != NULL || r->n_nodes >= REFIT_MAX_NODES)
-        return n;
-    rs_assert(r->n_nodes < r->nodes_capacity);
-    n = &r->nodes[r->n_nodes++];
-    *n = (struct refit_node){.node = node};
-    return n;
-}
-
 static bool all_nodes(const struct refit *r, int part)
 {
     for (size_t i = 0; i < r->n_nodes; i++)
@@ -43,9 +22,7 @@ static bool all_nodes(const struct refit *r, int part)
     return true;
 }
 
-/* The node that an answer about the attempt in flight comes from; NULL: it is of another attempt.
- */
-static struct refit_node *answering_node(const struct step *s)
+struct refit_node *attempt_answering_node(const struct step *s)
 {
     const struct refit *r = s->r;
     if (r->in_flight == NULL || s->ev->node.attempt != r->in_flight->attempt)
@@ -56,16 +33,29 @@ static struct refit_node *answering_node(const struct step *s)
 
 /* --- a clean slate --- */
 
+/* What does not outlive an attempt. */
+static void node_clear(struct refit_node *n)
+{
+    *n = (struct refit_node){.node = n->node,
+                             .up = n->up,
+                             .silent = n->silent,
+                             .expelled = n->expelled,
+                             .draining = n->draining,
+                             .n_drained = n->n_drained};
+}
+
 void attempt_clear(struct refit *r)
 {
     r->begun = r->planning = r->committing = r->epoch_writing = false;
     r->gather_closed = r->expelled = r->again = false;
     r->publication = 0;
+    r->feed_layout = NULL;
     r->deadline_ns = REFIT_NEVER;
     for (size_t i = 0; i < r->n_nodes; i++)
-        r->nodes[i] = (struct refit_node){.node = r->nodes[i].node, .up = r->nodes[i].up};
+        node_clear(&r->nodes[i]);
     foreach_worker (w, r) {
         w->taking_part = w->asked_publish = w->asked_ready = w->asked_accept = false;
+        w->feeding = REFIT_FEED_NONE;
         w->verdict = REFIT_WORKER_NO_VERDICT;
     }
     foreach_layout (l, r)
@@ -90,6 +80,8 @@ void attempt_begin(struct step *s)
 void attempt_begun_written(struct step *s, const struct refit_write *w, int code)
 {
     struct refit_version *v = s->r->in_flight;
+    if (w->side)
+        side_begun_written(s, w, code);
     if (v == NULL || v->attempt != w->attempt || v->phase.state != REFIT_SUBMITTED)
         return;
     if (code == 0)
@@ -104,10 +96,10 @@ static bool source_ready(const struct refit *r, const struct refit_version *v,
                          const struct refit_worker *w)
 {
     return w != NULL && !w->gone && w->published == v->version && !w->released &&
-           refit_node(r, w->node)->up;
+           node_usable(r, w->node);
 }
 
-static bool sources_ready(const struct refit *r, const struct refit_version *v)
+bool attempt_sources_ready(const struct refit *r, const struct refit_version *v)
 {
     bool any = false;
     foreach_layout (l, r) {
@@ -177,7 +169,7 @@ static uint64_t mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
-static void take_part(struct refit *r, struct refit_worker *w)
+void attempt_take_part(struct refit *r, struct refit_worker *w)
 {
     w->taking_part = true;
     refit_node(r, w->node)->taking_part = true;
@@ -201,24 +193,28 @@ uint64_t attempt_content(const struct refit *r, uint64_t version)
     return sum == 0 ? 1 : sum;
 }
 
+/* The destination instances that are fit, and the trainer or, where feed_layout is set, those that feed.
+ */
 static void choose_workers(struct refit *r, const struct refit_version *v)
 {
     foreach_worker (w, r) {
         struct refit_layout *l = w->layout;
-        if (!worker_counts(w))
+        if (!worker_counts(w) || (l->side == REFIT_SOURCE && r->feed_layout != NULL))
             continue;
         if (l->side == REFIT_SOURCE) {
-            take_part(r, w);
+            attempt_take_part(r, w);
             continue;
         }
-        struct refit_instance *instance = &l->instances[l->instance_of_rank[w->rank]];
+        struct refit_instance *instance = worker_instance(w);
         if (instance->taking_part ||
             instance_fitness(r, v, l, l->instance_of_rank[w->rank]) == INSTANCE_FIT) {
             instance->taking_part = true;
-            take_part(r, w);
+            attempt_take_part(r, w);
         }
     }
-    r->publication = attempt_content(r, v->version);
+    r->publication = r->feed_layout != NULL ? v->publication : attempt_content(r, v->version);
+    if (r->feed_layout != NULL)
+        feed_choose(r, v, r->feed_layout);
 }
 
 /* The epoch's members in words, for people who read the ledger. */
@@ -273,49 +269,118 @@ void attempt_epoch_written(struct step *s, const struct refit_write *w, int code
         attempt_call_off(s, code, "the epoch could not be recorded");
 }
 
+/* --- the first steps of an attempt that has been chosen --- */
+
+struct refit_action *attempt_put_node(struct step *s, enum refit_action_type type,
+                                      const struct refit_node *n)
+{
+    const struct refit_version *v = s->r->in_flight;
+    struct refit_action *a = step_put(s, type);
+    a->kind = v->kind;
+    a->node = n->node;
+    a->content = s->r->publication;
+    a->version = v->version;
+    a->attempt = v->attempt;
+    a->epoch = v->epoch;
+    return a;
+}
+
+static void move_to_planned(struct step *s)
+{
+    struct refit_version *v = s->r->in_flight;
+    s->r->planning = false;
+    phase_move(s->r, v, REFIT_PLANNED);
+    step_mark(s, v, "planned", "", s->ev->now_ns);
+    step_notify(s, v);
+}
+
+/* PLANNED to PREPARED. */
+static void move_to_prepared(struct step *s)
+{
+    struct refit_version *v = s->r->in_flight;
+    phase_move(s->r, v, REFIT_PREPARED);
+    step_mark(s, v, "prepared", "", s->ev->now_ns);
+    step_notify(s, v);
+}
+
+/* Everybody holds the version whole and the trainer is not needed: no node has anything to do. */
+static void go_without_plan(struct step *s)
+{
+    struct refit *r = s->r;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        r->nodes[i].taking_part = false;
+    memset(r->in_flight->plan_digest, 0, sizeof r->in_flight->plan_digest);
+    r->in_flight->bytes = (struct refit_bytes){0};
+    r->in_flight->strategy[0] = '\0';
+    move_to_planned(s);
+    move_to_prepared(s);
+}
+
+/* Everybody who has to be there is; false: not yet. Chooses who feeds. */
+static bool all_there(struct step *s)
+{
+    struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
+    if (v->kind == REFIT_KIND_CATCH_UP)
+        return true; /* looked at when it was begun; what has gone since, choosing finds */
+    r->feed_layout = attempt_sources_ready(r, v) ? NULL : feed_find(r, v, NULL);
+    if (r->feed_layout == NULL) {
+        ask_publish(s);
+        if (!attempt_sources_ready(r, v))
+            return false;
+    }
+    return destinations_ready(r, v, !r->gather_closed);
+}
+
+/* False: the attempt has been called off. */
+static bool choose(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_version *v = r->in_flight;
+    if (v->kind == REFIT_KIND_CATCH_UP && !side_choose(s)) {
+        attempt_call_off(s, RS_ECANCELED, "nobody who could feed, or nobody to be fed, is left");
+        return false;
+    }
+    if (v->kind != REFIT_KIND_CATCH_UP)
+        choose_workers(r, v);
+    if (v->kind != REFIT_KIND_REFIT || v->publication == 0 || r->publication == 0 ||
+        v->publication == r->publication)
+        return true;
+    attempt_call_off(
+        s, RS_EEXIST,
+        step_text(s,
+                  "version %llu was published with other content than in an earlier attempt "
+                  "that moved bytes; use a new version",
+                  ULL(v->version)));
+    return false;
+}
+
 static void gather(struct step *s)
 {
     struct refit *r = s->r;
     struct refit_version *v = r->in_flight;
-    ask_publish(s);
-    if (r->planning || r->epoch_writing || !sources_ready(r, v) ||
-        !destinations_ready(r, v, !r->gather_closed))
+    if (r->planning || r->epoch_writing || !all_there(s))
         return;
     if (r->epoch_stale) {
         write_epoch(s);
         return;
     }
-    choose_workers(r, v);
     v->epoch = r->epoch;
     r->planning = true;
-    if (v->publication != 0 && r->publication != 0 && v->publication != r->publication) {
-        attempt_call_off(
-            s, RS_EEXIST,
-            step_text(s,
-                      "version %llu was published with other content than in an earlier attempt "
-                      "that moved bytes; use a new version",
-                      ULL(v->version)));
+    if (!choose(s))
+        return;
+    if (feed_nothing(r)) {
+        go_without_plan(s);
         return;
     }
     struct refit_action *a = step_put(s, REFIT_DO_PLAN);
+    a->kind = v->kind;
     a->version = v->version;
     a->attempt = v->attempt;
     a->epoch = v->epoch;
 }
 
 /* --- plan, prepare, start --- */
-
-static struct refit_action *put_node(struct step *s, enum refit_action_type type,
-                                     const struct refit_node *n)
-{
-    const struct refit_version *v = s->r->in_flight;
-    struct refit_action *a = step_put(s, type);
-    a->node = n->node;
-    a->version = v->version;
-    a->attempt = v->attempt;
-    a->epoch = v->epoch;
-    return a;
-}
 
 void attempt_planned(struct step *s)
 {
@@ -325,47 +390,44 @@ void attempt_planned(struct step *s)
     if (v == NULL || !r->planning || ev->planned.attempt != v->attempt)
         return;
     if (ev->planned.code != 0) {
+        if (ev->planned.code == RS_EPRECOND && r->feed_layout != NULL)
+            r->feed_layout->feed_refused = v->version;
         attempt_call_off(
             s, ev->planned.code,
             step_text(s, "planning: %s",
                       ev->planned.text == NULL ? err_name(ev->planned.code) : ev->planned.text));
         return;
     }
-    r->planning = false;
     memcpy(v->plan_digest, ev->planned.digest, sizeof v->plan_digest);
     v->bytes = (struct refit_bytes){.total = ev->planned.totals.total,
                                     .network_minimum = ev->planned.totals.network_minimum};
     (void)snprintf(v->strategy, sizeof v->strategy, "%s",
                    ev->planned.strategy == NULL ? "" : ev->planned.strategy);
-    phase_move(r, v, REFIT_PLANNED);
-    step_mark(s, v, "planned", "", ev->now_ns);
-    step_notify(s, v);
+    move_to_planned(s);
     for (size_t i = 0; i < r->n_nodes; i++)
         if (r->nodes[i].taking_part) {
             r->nodes[i].part = REFIT_NODE_ASKED;
-            put_node(s, REFIT_DO_PREPARE, &r->nodes[i])->at_ns = r->deadline_ns;
+            attempt_put_node(s, REFIT_DO_PREPARE, &r->nodes[i])->at_ns = r->deadline_ns;
         }
 }
 
 void attempt_prepared(struct step *s)
 {
     struct refit *r = s->r;
-    struct refit_node *n = answering_node(s);
+    struct refit_node *n = attempt_answering_node(s);
     if (n == NULL || n->part != REFIT_NODE_ASKED || r->in_flight->phase.state != REFIT_PLANNED)
         return;
     n->part = REFIT_NODE_PREPARED;
     if (!all_nodes(r, REFIT_NODE_PREPARED))
         return;
-    phase_move(r, r->in_flight, REFIT_PREPARED);
-    step_mark(s, r->in_flight, "prepared", "", s->ev->now_ns);
-    step_notify(s, r->in_flight);
+    move_to_prepared(s);
 }
 
 bool refit_holds_already(const struct refit *r, const struct refit_worker *w)
 {
-    return r->in_flight != NULL && w->layout->side == REFIT_DESTINATION && !w->torn &&
-           w->held == r->in_flight->version && r->publication != 0 &&
-           w->held_content == r->publication;
+    return r->in_flight != NULL && r->in_flight->kind != REFIT_KIND_REHEARSAL &&
+           w->layout->side == REFIT_DESTINATION && !w->torn && w->held == r->in_flight->version &&
+           r->publication != 0 && w->held_content == r->publication;
 }
 
 /* What START makes of a destination's memory until it is staged. */
@@ -380,6 +442,8 @@ static void memory_opened(const struct refit *r, struct refit_worker *w)
     }
 }
 
+static void all_staged(struct step *s);
+
 static void start(struct step *s)
 {
     struct refit *r = s->r;
@@ -387,7 +451,7 @@ static void start(struct step *s)
     if (r->publication != 0)
         v->publication = r->publication;
     foreach_worker (w, r)
-        if (w->taking_part && w->layout->side == REFIT_DESTINATION)
+        if (w->taking_part && worker_accepts(w))
             memory_opened(r, w);
     phase_move(r, v, REFIT_TRANSFERRING);
     r->deadline_ns = deadline_after(s, v->transfer_timeout_ms);
@@ -396,8 +460,10 @@ static void start(struct step *s)
     for (size_t i = 0; i < r->n_nodes; i++)
         if (r->nodes[i].taking_part) {
             r->nodes[i].part = REFIT_NODE_STARTED;
-            (void)put_node(s, REFIT_DO_START, &r->nodes[i]);
+            (void)attempt_put_node(s, REFIT_DO_START, &r->nodes[i]);
         }
+    if (all_nodes(r, REFIT_NODE_STAGED)) /* none takes part: there is nothing to move */
+        all_staged(s);
 }
 
 static void await_ready(struct step *s)
@@ -406,7 +472,8 @@ static void await_ready(struct step *s)
     const struct refit_version *v = r->in_flight;
     bool all = true;
     foreach_worker (w, r) {
-        if (!w->taking_part || w->receive != REFIT_IN_PLACE || w->ready == v->version)
+        if (!w->taking_part || !worker_accepts(w) || w->receive != REFIT_IN_PLACE ||
+            w->ready == v->version)
             continue;
         all = false;
         if (!w->asked_ready)
@@ -463,7 +530,7 @@ static void note_progress(struct step *s, struct refit_node *n)
 
 void attempt_progress(struct step *s)
 {
-    struct refit_node *n = answering_node(s);
+    struct refit_node *n = attempt_answering_node(s);
     if (n == NULL || n->part != REFIT_NODE_STARTED)
         return;
     bool released = s->r->in_flight->source_released;
@@ -497,7 +564,7 @@ static void ask_accept(struct step *s)
 {
     struct refit *r = s->r;
     foreach_worker (w, r) {
-        if (!w->taking_part || w->layout->side != REFIT_DESTINATION)
+        if (!w->taking_part || !worker_accepts(w))
             continue;
         if (w->accept_automatically)
             w->verdict = REFIT_WORKER_ACCEPTED;
@@ -526,23 +593,38 @@ static void all_staged(struct step *s)
     ask_accept(s);
 }
 
-void attempt_staged(struct step *s)
+/* What a node's destination workers hold now. A rehearsal leaves nothing that anybody wants; nor is
+ * believed what has been blamed already. */
+static void memory_landed(const struct refit *r, uint32_t node)
 {
-    struct refit *r = s->r;
-    struct refit_node *n = answering_node(s);
-    if (n == NULL || n->part != REFIT_NODE_STARTED)
-        return;
-    note_progress(s, n);
-    n->sources_read = true;
-    n->part = REFIT_NODE_STAGED;
     foreach_worker (w, r) {
-        if (!w->taking_part || w->node != n->node || w->layout->side != REFIT_DESTINATION)
+        if (!w->taking_part || w->node != node || !worker_accepts(w) ||
+            worker_instance(w)->excluded || r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;
         w->held = r->in_flight->version;
         w->held_content = r->publication;
         if (w->receive == REFIT_IN_PLACE)
             w->torn = false;
     }
+}
+
+void attempt_staged(struct step *s)
+{
+    struct refit *r = s->r;
+    struct refit_node *n = attempt_answering_node(s);
+    if (n == NULL || n->settled)
+        return;
+    if (n->part ==
+        REFIT_NODE_ABORTING) { /* it was through before it heard: a retry needs not move it */
+        n->settled = true;
+        memory_landed(r, n->node);
+    }
+    if (n->part != REFIT_NODE_STARTED)
+        return;
+    note_progress(s, n);
+    n->settled = n->sources_read = true;
+    n->part = REFIT_NODE_STAGED;
+    memory_landed(r, n->node);
     if (all_nodes(r, REFIT_NODE_STAGED))
         all_staged(s);
 }
@@ -585,7 +667,7 @@ static struct tally tally(const struct refit_layout *l)
     return t;
 }
 
-static const char *rejections_text(struct step *s)
+const char *attempt_rejections_text(struct step *s)
 {
     char text[ERR_TEXT_BYTES] = "";
     size_t at = 0;
@@ -611,6 +693,14 @@ static void commit(struct step *s)
     step_record_version(s, v, REFIT_COMMITTED);
     step_record_model(s, v->version);
     step_record_attempt(s, v, REFIT_COMMITTED);
+    attempt_record_acceptances(s);
+    (void)step_persist(s, WRITE_COMMIT, v);
+}
+
+void attempt_record_acceptances(struct step *s)
+{
+    const struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++) {
             const struct refit_instance *instance = &l->instances[i];
@@ -624,7 +714,6 @@ static void commit(struct step *s)
                                            .accepted = instance->verdict == REFIT_ACCEPTED,
                                            .reason = instance->reason};
         }
-    (void)step_persist(s, WRITE_COMMIT, v);
 }
 
 /* Commits as soon as the policy holds; aborts as soon as it can't hold any more. */
@@ -643,15 +732,14 @@ static void judge(struct step *s)
         possible += t.part - t.rejected;
     }
     if (!can_hold || possible == 0)
-        attempt_call_off(s, RS_EABORTED, rejections_text(s));
+        attempt_call_off(s, RS_EABORTED, attempt_rejections_text(s));
     else if (holds && accepted > 0)
         commit(s);
 }
 
-static void memory_committed(struct step *s, struct refit_worker *w, const struct refit_version *v)
+void attempt_memory_committed(struct step *s, struct refit_worker *w, const struct refit_version *v)
 {
-    const struct refit_instance *instance =
-        &w->layout->instances[w->layout->instance_of_rank[w->rank]];
+    const struct refit_instance *instance = worker_instance(w);
     if (instance->verdict == REFIT_REJECTED)
         w->skipped = v->version; /* it will not be applied there, so the next refit needn't wait */
     else if (w->receive == REFIT_IN_PLACE && instance->verdict == REFIT_ACCEPTED) {
@@ -685,10 +773,11 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
     a->version = v->version;
     a->attempt = v->attempt;
     a->wall_ns = v->committed_wall_ns;
+    a->content = v->publication;
     step_mark(s, v, "committed", "", s->ev->now_ns);
     foreach_worker (worker, r) {
-        if (worker->taking_part && worker->layout->side == REFIT_DESTINATION)
-            memory_committed(s, worker, v);
+        if (worker->taking_part && worker_accepts(worker))
+            attempt_memory_committed(s, worker, v);
         step_tell(s, worker, REFIT_TELL_COMMITTED, v, "");
         if (worker->ready == v->version)
             worker->ready = 0;
@@ -700,247 +789,29 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
     v->bytes = refit_version_bytes(r, v);
     r->in_flight = NULL;
     attempt_clear(r);
+    if (r->config.catch_up) /* those that failed are to catch up */
+        queue_unexclude(r);
     queue_next(s);
 }
 
-/* --- abort --- */
-
-static bool quiet(const struct refit *r)
+bool attempt_close_gathering(struct step *s)
 {
-    for (size_t i = 0; i < r->n_nodes; i++)
-        if (r->nodes[i].part == REFIT_NODE_ABORTING)
-            return false;
+    struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
+    if (r->planning || r->gather_closed || v->kind == REFIT_KIND_CATCH_UP ||
+        (!attempt_sources_ready(r, v) && feed_find(r, v, NULL) == NULL) ||
+        !destinations_ready(r, v, false))
+        return false;
+    r->gather_closed = true; /* without those that need still longer */
+    r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
     return true;
-}
-
-/* Everything has let go: the version ends, or is tried again without the instances that failed. */
-static void finish(struct step *s)
-{
-    struct refit *r = s->r;
-    struct refit_version *v = r->in_flight;
-    if (v == NULL || v->phase.state != REFIT_ABORTING || v->ending != REFIT_NONE || !quiet(r))
-        return;
-    r->deadline_ns = REFIT_NEVER;
-    if (!r->again || v->source_released) {
-        queue_end(s, v, REFIT_ABORTED);
-        return;
-    }
-    step_record_attempt(s, v, REFIT_ABORTED);
-    v->reason[0] = '\0';
-    v->code = 0;
-    phase_move(r, v, REFIT_SUBMITTED);
-    attempt_clear(r);
-    v->attempt = ++r->attempt_high;
-    v->n_attempts++;
-    step_record_model(s, r->committed);
-    step_record_version(s, v, REFIT_SUBMITTED);
-    step_record_attempt(s, v, REFIT_SUBMITTED);
-    (void)step_persist(s, WRITE_BEGIN, v);
-}
-
-void attempt_call_off(struct step *s, int code, const char *text)
-{
-    struct refit *r = s->r;
-    struct refit_version *v = r->in_flight;
-    rs_assert(v != NULL && !r->committing);
-    if (v->ending != REFIT_NONE)
-        return;
-    v->code = code;
-    (void)snprintf(v->reason, sizeof v->reason, "%s", text);
-    if (v->phase.state == REFIT_ABORTING) { /* a request, while a failed attempt lets go */
-        r->again = false;
-        return;
-    }
-    phase_move(r, v, REFIT_ABORTING);
-    r->planning = r->epoch_writing = false;
-    r->deadline_ns = deadline_after(s, r->config.quiesce_timeout_ms);
-    step_notify(s, v);
-    for (size_t i = 0; i < r->n_nodes; i++)
-        if (r->nodes[i].part != REFIT_NODE_IDLE) {
-            r->nodes[i].part = REFIT_NODE_ABORTING;
-            put_node(s, REFIT_DO_ABORT, &r->nodes[i])->text = step_text(s, "%s", v->reason);
-        }
-    finish(s);
-}
-
-/* Leaves the instance out of this version's later attempts. */
-static void exclude(const struct refit_worker *w, const char *why)
-{
-    struct refit_instance *instance = &w->layout->instances[w->layout->instance_of_rank[w->rank]];
-    instance->excluded = true;
-    (void)snprintf(instance->reason, sizeof instance->reason, "%s", why);
-}
-
-/* Whether the policy can hold with the instances that take part and are not excluded. */
-static bool can_do_without(const struct refit *r)
-{
-    uint32_t total = 0;
-    foreach_layout (l, r) {
-        if (l->side != REFIT_DESTINATION || !l->wanted)
-            continue;
-        uint32_t left = 0;
-        for (uint32_t i = 0; i < l->n_instances; i++)
-            left += l->instances[i].taking_part && !l->instances[i].excluded;
-        if (left < version_min_instances(r->in_flight, l))
-            return false;
-        total += left;
-    }
-    return total > 0;
-}
-
-/* Ends the attempt because of instances that have been excluded; another follows where it can. */
-static void abort_excluding(struct step *s, int code, const char *text)
-{
-    s->r->again = can_do_without(s->r);
-    attempt_call_off(s, code, text);
-}
-
-void attempt_failed(struct step *s)
-{
-    struct refit *r = s->r;
-    const struct refit_event *ev = s->ev;
-    struct refit_node *n = answering_node(s);
-    if (n == NULL || n->part == REFIT_NODE_IDLE || n->part == REFIT_NODE_ABORTING ||
-        r->committing || r->in_flight->phase.state >= REFIT_STAGED)
-        return;
-    int code = ev->node.code == 0 ? RS_EINTERNAL : ev->node.code;
-    const char *text = step_text(s, "node %u: %.900s", n->node,
-                                 ev->node.text == NULL ? err_name(code) : ev->node.text);
-    const struct refit_worker *w =
-        ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
-    if (w == NULL || !w->taking_part || w->layout->side != REFIT_DESTINATION) {
-        attempt_call_off(s, code, text);
-        return;
-    }
-    exclude(w, text);
-    abort_excluding(s, code, text);
-}
-
-void attempt_quiesced(struct step *s)
-{
-    struct refit_node *n = answering_node(s);
-    if (n == NULL || n->part != REFIT_NODE_ABORTING)
-        return;
-    n->part = REFIT_NODE_IDLE;
-    finish(s);
-}
-
-/* Excludes the instances with workers on the node; false where a source is on it too. */
-static bool exclude_node(struct refit *r, uint32_t node, const char *why)
-{
-    bool source = false;
-    foreach_worker (w, r) {
-        if (!w->taking_part || w->node != node)
-            continue;
-        if (w->layout->side == REFIT_SOURCE)
-            source = true;
-        else
-            exclude(w, why);
-    }
-    return !source;
-}
-
-void attempt_node_lost(struct step *s)
-{
-    struct refit *r = s->r;
-    struct refit_node *n = refit_node(r, s->ev->node.node);
-    if (n == NULL || !n->up)
-        return;
-    n->up = false;
-    r->epoch_stale = true;
-    if (r->in_flight == NULL || !n->taking_part)
-        return;
-    bool was_aborting = n->part == REFIT_NODE_ABORTING;
-    n->part = REFIT_NODE_IDLE;
-    if (was_aborting)
-        finish(s);
-    else if (attempt_chosen(r) && r->in_flight->phase.state < REFIT_STAGED) {
-        const char *text = step_text(s, "the data plane of node %u is gone%s%.500s", n->node,
-                                     s->ev->node.text == NULL ? "" : ": ",
-                                     s->ev->node.text == NULL ? "" : s->ev->node.text);
-        if (exclude_node(r, n->node, text))
-            abort_excluding(s, RS_EPEER, text);
-        else
-            attempt_call_off(s, RS_EPEER, text);
-    }
-}
-
-void attempt_worker_lost(struct step *s, struct refit_worker *w)
-{
-    struct refit *r = s->r;
-    if (!w->taking_part || !attempt_chosen(r) || r->committing)
-        return;
-    int phase = r->in_flight->phase.state;
-    if (w->layout->side == REFIT_SOURCE &&
-        (phase >= REFIT_STAGED || refit_node(r, w->node)->sources_read))
-        return; /* everything of it has been read */
-    const char *text = step_text(s, "%s left: %s", worker_name(s, w), w->gone_reason);
-    if (w->layout->side == REFIT_SOURCE) {
-        attempt_call_off(s, RS_EABORTED, text);
-    } else if (phase == REFIT_ACCEPTING) {
-        w->verdict = REFIT_WORKER_REJECTED;
-        attempt_settled(s, w->layout, w->layout->instance_of_rank[w->rank], text);
-    } else {
-        exclude(w, text);
-        abort_excluding(s, RS_EABORTED, text);
-    }
-}
-
-/* --- time --- */
-
-static void expel_silent(struct step *s)
-{
-    struct refit *r = s->r;
-    r->expelled = true;
-    r->deadline_ns = deadline_after(s, r->config.quiesce_timeout_ms);
-    for (size_t i = 0; i < r->n_nodes; i++)
-        if (r->nodes[i].part == REFIT_NODE_ABORTING)
-            (void)put_node(s, REFIT_DO_EXPEL, &r->nodes[i]);
-}
-
-/* In PREPARED only those that have not said Ready are missing: a refit without them may do. */
-static void exclude_not_ready(struct refit *r)
-{
-    foreach_worker (w, r)
-        if (w->taking_part && w->receive == REFIT_IN_PLACE && w->ready != r->in_flight->version)
-            exclude(w, "not Ready by the prepare deadline");
-}
-
-void attempt_deadline(struct step *s)
-{
-    struct refit *r = s->r;
-    struct refit_version *v = r->in_flight;
-    rs_assert(v != NULL && !r->committing);
-    int phase = v->phase.state;
-    if (phase == REFIT_ABORTING) {
-        expel_silent(s);
-        return;
-    }
-    if (phase == REFIT_SUBMITTED && !r->planning && !r->gather_closed && sources_ready(r, v) &&
-        destinations_ready(r, v, false)) {
-        r->gather_closed = true; /* without those that need still longer */
-        r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
-        return;
-    }
-    const char *what = phase <= REFIT_PREPARED       ? "prepare"
-                       : phase == REFIT_TRANSFERRING ? "transfer"
-                                                     : "accept";
-    uint32_t ms = phase <= REFIT_PREPARED       ? v->prepare_timeout_ms
-                  : phase == REFIT_TRANSFERRING ? v->transfer_timeout_ms
-                                                : v->accept_timeout_ms;
-    const char *text = step_text(s, "the %s deadline (%u ms) passed, waiting for: %s", what, ms,
-                                 missing_text(s, v));
-    if (phase == REFIT_PREPARED) {
-        exclude_not_ready(r);
-        abort_excluding(s, RS_EDEADLINE, text);
-    } else {
-        attempt_call_off(s, RS_EDEADLINE, text);
-    }
 }
 
 void attempt_advance(struct step *s)
 {
     struct refit *r = s->r;
+    if (r->in_flight == NULL)
+        side_consider(s);
     const struct refit_version *v = r->in_flight;
     if (v == NULL || !r->begun || r->committing || v->ending != REFIT_NONE)
         return;
@@ -948,6 +819,8 @@ void attempt_advance(struct step *s)
         gather(s);
     else if (v->phase.state == REFIT_PREPARED)
         await_ready(s);
-    else if (v->phase.state == REFIT_ACCEPTING)
+    else if (v->phase.state == REFIT_ACCEPTING && v->kind == REFIT_KIND_REFIT)
         judge(s);
+    else if (v->phase.state == REFIT_ACCEPTING)
+        side_judge(s);
 }

@@ -8,7 +8,8 @@
  *
  * ABORTING → SUBMITTED: the policy holds without the instances that failed, so another attempt (new
  * id) starts by itself, without them. ABORTED or SUPERSEDED → SUBMITTED: submitted again with the
- * same content under a new request id. COMMITTED is for ever.
+ * same content under a new request id. COMMITTED is for ever. A catch-up and a rehearsal (side.c) go
+ * the same way beside the list of versions, ACCEPTING → COMMITTED (caught up) or REHEARSED.
  *
  * Invariants, proved by refit_check:
  *  1. Of one model, one version at a time is in flight; at most one more waits, and it is newer.
@@ -17,7 +18,9 @@
  *  4. No attempt id is above attempt_high, and none is used by two attempts.
  *  5. While the commit record is on its way the phase is ACCEPTING; nothing but the ledger ends it.
  *  6. Workers and nodes take part only in an attempt from PLAN on; none where nothing is in flight.
- *  7. In ABORTING some node still has to quiesce, or a record is on its way. */
+ *  7. In ABORTING some node still has to quiesce, or a record is on its way.
+ *  8. A catch-up is about the newest committed version; it gives way to whatever is submitted.
+ *  9. Only who holds the version whole feeds; who feeds does not receive. */
 #include "refit/private.h"
 
 #include "base/banned.h"
@@ -31,11 +34,12 @@ const struct sm_state refit_phase_table[REFIT_N_PHASES] = {
     [REFIT_PREPARED] = {"PREPARED", RUNNING(REFIT_TRANSFERRING)},
     [REFIT_TRANSFERRING] = {"TRANSFERRING", RUNNING(REFIT_STAGED)},
     [REFIT_STAGED] = {"STAGED", RUNNING(REFIT_ACCEPTING)},
-    [REFIT_ACCEPTING] = {"ACCEPTING", RUNNING(REFIT_COMMITTED)},
+    [REFIT_ACCEPTING] = {"ACCEPTING", RUNNING(REFIT_COMMITTED) | SM_TO(REFIT_REHEARSED)},
     [REFIT_COMMITTED] = {"COMMITTED", 0},
     [REFIT_ABORTING] = {"ABORTING", SM_TO(REFIT_ABORTED) | SM_TO(REFIT_SUBMITTED)},
     [REFIT_ABORTED] = {"ABORTED", SM_TO(REFIT_SUBMITTED)},
     [REFIT_SUPERSEDED] = {"SUPERSEDED", SM_TO(REFIT_SUBMITTED)},
+    [REFIT_REHEARSED] = {"REHEARSED", 0},
 };
 
 const char *refit_phase_name(int phase)
@@ -45,7 +49,8 @@ const char *refit_phase_name(int phase)
 
 bool refit_phase_final(int phase)
 {
-    return phase == REFIT_COMMITTED || phase == REFIT_ABORTED || phase == REFIT_SUPERSEDED;
+    return phase == REFIT_COMMITTED || phase == REFIT_ABORTED || phase == REFIT_SUPERSEDED ||
+           phase == REFIT_REHEARSED;
 }
 
 void phase_move(const struct refit *r, struct refit_version *v, enum refit_phase next)
@@ -97,7 +102,10 @@ static void check_in_flight(const struct refit *r)
         return;
     }
     rs_assert(!refit_phase_final(v->phase.state));
-    rs_assert(v->version > r->committed);
+    rs_assert((v == &r->side) == (v->kind != REFIT_KIND_REFIT));
+    rs_assert(v->attempt <= r->attempt_high);
+    rs_assert(v->kind == REFIT_KIND_CATCH_UP ? v->version == r->committed
+                                             : v->version > r->committed);
     rs_assert(!r->committing || v->phase.state == REFIT_ACCEPTING);
     if (v->phase.state == REFIT_ABORTING)
         rs_assert(aborting_node || v->n_writes > 0);
@@ -111,6 +119,8 @@ void refit_check(const struct refit *r)
     check_in_flight(r);
     if (r->queued != NULL) {
         rs_assert(r->queued->phase.state == REFIT_SUBMITTED && r->queued->durable);
-        rs_assert(r->in_flight != NULL && r->queued->version > r->in_flight->version);
+        rs_assert(r->in_flight != NULL);
+        rs_assert(r->in_flight->kind == REFIT_KIND_REHEARSAL ||
+                  r->queued->version > r->in_flight->version);
     }
 }

@@ -20,7 +20,9 @@ struct refit_request {
 enum waiter_kind {
     WAITER_SUBMIT, /* for `sequence` to be durable */
     WAITER_ABORT,  /* for `version` to end */
-    WAITER_APPLY   /* for `worker` to have applied */
+    WAITER_APPLY,  /* for `worker` to have applied */
+    WAITER_DRAIN,  /* for node `worker` to be empty */
+    WAITER_BEGIN   /* for the rehearsal of `sequence` to have begun */
 };
 
 struct refit_waiter {
@@ -36,8 +38,9 @@ enum write_kind {
     WRITE_BEGIN,  /* an attempt of a version that waited */
     WRITE_EPOCH,
     WRITE_COMMIT,
-    WRITE_END, /* ABORTED or SUPERSEDED */
-    WRITE_NOTE /* nothing waits for it */
+    WRITE_END,  /* ABORTED or SUPERSEDED */
+    WRITE_SIDE, /* how a catch-up or rehearsal ended well */
+    WRITE_NOTE  /* nothing waits for it */
 };
 
 struct refit_write {
@@ -45,6 +48,7 @@ struct refit_write {
     enum write_kind kind;
     uint64_t version; /* 0: none */
     uint64_t attempt;
+    bool side; /* of the catch-up or rehearsal with this attempt */
 };
 
 struct step {
@@ -95,6 +99,22 @@ void queue_next(struct step *s);
 void queue_end(struct step *s, struct refit_version *v, enum refit_phase end);
 void queue_end_written(struct step *s, const struct refit_write *w);
 void queue_prune(struct refit *r);
+void queue_unexclude(const struct refit *r);
+/* NULL, or why nothing can be submitted as this version (in words); by rules that need nothing else. */
+const char *queue_submit_fault(struct step *s);
+/* A version that is on its way, queued or being written; NULL: none. */
+const struct refit_version *queue_newest_open(const struct refit *r);
+void queue_fill(struct refit_version *v, const struct refit *r, const struct refit_event *ev);
+/* What SUBMIT allocates, all before anything is changed. */
+struct parcel {
+    struct refit_request *request;
+    struct refit_policy *policies;
+    void *options;
+    char *words;
+};
+int parcel_make(const struct refit_event *ev, struct parcel *ret);
+void parcel_free(struct parcel *p, uint32_t n_policies);
+void queue_policies_free(struct refit_policy *policies, uint32_t n);
 void version_free(struct refit *r, struct refit_version *v);
 struct refit_version *version_new(struct refit *r, uint64_t version);
 uint32_t version_min_instances(const struct refit_version *v, const struct refit_layout *l);
@@ -109,26 +129,88 @@ void attempt_planned(struct step *s);
 void attempt_prepared(struct step *s);
 void attempt_progress(struct step *s);
 void attempt_staged(struct step *s);
-void attempt_failed(struct step *s);
-void attempt_quiesced(struct step *s);
-void attempt_deadline(struct step *s);
-void attempt_node_lost(struct step *s);
-void attempt_worker_lost(struct step *s, struct refit_worker *w);
 void attempt_begun_written(struct step *s, const struct refit_write *w, int code);
 void attempt_epoch_written(struct step *s, const struct refit_write *w, int code);
 void attempt_commit_written(struct step *s, const struct refit_write *w, int code);
-/* Ends the attempt in flight; `text` is copied. Not while committing. */
-void attempt_call_off(struct step *s, int code, const char *text);
 void attempt_clear(struct refit *r);
+/* Every source worker has published this version, and holds it still. */
+bool attempt_sources_ready(const struct refit *r, const struct refit_version *v);
+void attempt_take_part(struct refit *r, struct refit_worker *w);
 /* True while workers and nodes have been chosen: from PLAN on. */
 bool attempt_chosen(const struct refit *r);
 /* While ACCEPTING: an instance whose workers have all accepted has; one rejection rejects it. */
 void attempt_settled(struct step *s, struct refit_layout *l, uint32_t instance, const char *why);
-struct refit_node *refit_node(const struct refit *r, uint32_t node);
-struct refit_node *refit_node_get(struct refit *r, uint32_t node);
 /* Tells the sources that have published this version that they may write again; once per
  * submission. */
 void attempt_release_sources(struct step *s, struct refit_version *v);
+/* The node that an answer about the attempt in flight comes from; NULL: it is of another attempt. */
+struct refit_node *attempt_answering_node(const struct step *s);
+struct refit_action *attempt_put_node(struct step *s, enum refit_action_type type,
+                                      const struct refit_node *n);
+/* The prepare deadline passed: true where it is set anew, for a refit without those that need still
+ * longer. */
+bool attempt_close_gathering(struct step *s);
+const char *attempt_rejections_text(struct step *s);
+void attempt_record_acceptances(struct step *s);
+/* What a commit makes of a destination's memory. */
+void attempt_memory_committed(struct step *s, struct refit_worker *w,
+                              const struct refit_version *v);
+
+/* --- abort.c --- */
+/* Ends the attempt in flight; `text` is copied. Not while committing. */
+void attempt_call_off(struct step *s, int code, const char *text);
+/* Everything may have let go: then the version ends, or is tried again. */
+void attempt_finish(struct step *s);
+void attempt_failed(struct step *s);
+void attempt_quiesced(struct step *s);
+void attempt_deadline(struct step *s);
+void attempt_node_silent(struct step *s, struct refit_node *n);
+void attempt_node_lost(struct step *s, struct refit_node *n);
+void attempt_node_expelled(struct step *s, const struct refit_node *n);
+void attempt_worker_lost(struct step *s, struct refit_worker *w);
+
+/* --- feed.c --- */
+/* The destination layout with most instances that hold this version whole and can feed others;
+ * `prefer`, where it has any. NULL: none, or refit_config.feed is off. */
+struct refit_layout *feed_find(const struct refit *r, const struct refit_version *v,
+                               struct refit_layout *prefer);
+/* Those of the layout's workers that feed take part. */
+void feed_choose(struct refit *r, const struct refit_version *v, struct refit_layout *l);
+/* Chosen, and no worker lacks anything: there is nothing to plan. */
+bool feed_nothing(const struct refit *r);
+/* It holds this version's content whole in memory that may be read: in which. */
+enum refit_feed feed_holds(const struct refit *r, const struct refit_version *v,
+                           const struct refit_worker *w);
+
+/* --- side.c --- */
+/* Begins a catch-up where one is due. */
+void side_consider(struct step *s);
+/* Catch-up: chooses feeders and receivers; false: there are none (any more). */
+bool side_choose(struct step *s);
+int side_rehearse(struct step *s);
+void side_begun_written(struct step *s, const struct refit_write *w, int code);
+/* ACCEPTING: ends it once all have said what they think. */
+void side_judge(struct step *s);
+void side_written(struct step *s, const struct refit_write *w, int code);
+void side_aborted(struct step *s);
+/* A newer version comes: a catch-up is called off. */
+void side_make_way(struct step *s);
+void side_free(struct refit *r);
+
+/* --- nodes.c --- */
+struct refit_node *refit_node(const struct refit *r, uint32_t node);
+struct refit_node *refit_node_get(struct refit *r, uint32_t node);
+void nodes_up(struct step *s);
+void nodes_silent(struct step *s);
+void nodes_lost(struct step *s);
+void nodes_drain(struct step *s);
+/* Whoever is on a drained node leaves as soon as it can. */
+void nodes_settle(struct step *s);
+static inline bool node_usable(const struct refit *r, uint32_t node)
+{
+    const struct refit_node *n = refit_node(r, node);
+    return n->up && !n->silent;
+}
 
 /* --- workers.c --- */
 int workers_layout(struct step *s);
@@ -141,6 +223,7 @@ void workers_verdict(struct step *s);
 void workers_apply(struct step *s);
 void workers_applied(struct step *s);
 void workers_node_lost(struct step *s, uint32_t node);
+void workers_unwant(struct refit *r, struct refit_layout *l);
 void workers_sweep(struct refit *r); /* frees those that were only kept for an attempt */
 void workers_mark(struct step *s);
 
@@ -161,6 +244,17 @@ size_t missing_walk(const struct refit *r, const struct refit_version *v, size_t
 const char *missing_text(struct step *s, const struct refit_version *v);
 /* "rollout/rank 3" into the update's text. */
 const char *worker_name(struct step *s, const struct refit_worker *w);
+
+static inline struct refit_instance *worker_instance(const struct refit_worker *w)
+{
+    return &w->layout->instances[w->layout->instance_of_rank[w->rank]];
+}
+/* A destination worker whose instance takes part: it receives or holds already, and accepts. Not so one
+ * that only feeds. */
+static inline bool worker_accepts(const struct refit_worker *w)
+{
+    return w->layout->side == REFIT_DESTINATION && worker_instance(w)->taking_part;
+}
 
 static inline struct refit_worker *worker_of(struct queue *q)
 {

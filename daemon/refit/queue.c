@@ -44,7 +44,7 @@ static void request_free(struct refit_version *v, struct refit_request *q)
     mem_free(q);
 }
 
-static void policies_free(struct refit_policy *policies, uint32_t n)
+void queue_policies_free(struct refit_policy *policies, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         mem_free(policies[i].layout_name);
@@ -57,7 +57,7 @@ void version_free(struct refit *r, struct refit_version *v)
     r->n_versions--;
     while (!queue_empty(&v->requests))
         request_free(v, container_of(v->requests.next, struct refit_request, link));
-    policies_free(v->policies, v->n_policies);
+    queue_policies_free(v->policies, v->n_policies);
     mem_free(v->options);
     mem_free(v->words);
     mem_free(v);
@@ -84,26 +84,18 @@ uint32_t version_min_instances(const struct refit_version *v, const struct refit
 
 /* --- submit --- */
 
-/* What SUBMIT allocates, all before anything is changed. */
-struct parcel {
-    struct refit_request *request;
-    struct refit_policy *policies;
-    void *options;
-    char *words;
-};
-
-static void parcel_free(struct parcel *p, uint32_t n_policies)
+void parcel_free(struct parcel *p, uint32_t n_policies)
 {
     if (p->request != NULL)
         mem_free(p->request->id);
     mem_free(p->request);
     if (p->policies != NULL)
-        policies_free(p->policies, n_policies);
+        queue_policies_free(p->policies, n_policies);
     mem_free(p->options);
     mem_free(p->words);
 }
 
-static int parcel_make(const struct refit_event *ev, struct parcel *ret)
+int parcel_make(const struct refit_event *ev, struct parcel *ret)
 {
     uint32_t n = ev->submit.n_policies;
     struct parcel p = {mem_zalloc(sizeof *p.request), mem_calloc(n, sizeof *p.policies),
@@ -137,7 +129,7 @@ static int refuse(struct step *s, int code, const char *text)
 }
 
 /* NULL, or why the event breaks a rule that needs nothing else. */
-static const char *submit_fault(struct step *s)
+const char *queue_submit_fault(struct step *s)
 {
     const struct refit_event *ev = s->ev;
     size_t id_bytes = ev->submit.request_id == NULL ? 0 : strlen(ev->submit.request_id);
@@ -202,7 +194,7 @@ static int submit_repeated(struct step *s, const struct refit_version *v,
 }
 
 /* The newest version that is on its way; NULL: none. */
-static const struct refit_version *newest_open(const struct refit *r)
+const struct refit_version *queue_newest_open(const struct refit *r)
 {
     for (struct queue *q = r->versions.prev; q != &r->versions; q = q->prev)
         if (!refit_phase_final(version_of(q)->phase.state))
@@ -215,7 +207,7 @@ static const char *submit_too_late(struct step *s)
 {
     const struct refit *r = s->r;
     uint64_t version = s->ev->submit.version;
-    const struct refit_version *open = newest_open(r);
+    const struct refit_version *open = queue_newest_open(r);
     if (open != NULL && version <= open->version)
         return step_text(s, "version %llu is not above %llu, which is %s", ULL(version),
                          ULL(open->version), open == r->in_flight ? "in flight" : "queued");
@@ -268,14 +260,19 @@ static void submit_write(struct step *s, struct refit_version *v, struct refit_r
 static void version_fill(struct refit_version *v, const struct refit *r, struct parcel *p,
                          const struct refit_event *ev)
 {
-    policies_free(v->policies, v->n_policies);
+    queue_policies_free(v->policies, v->n_policies);
     mem_free(v->options);
     mem_free(v->words);
     v->words = p->words;
-    memcpy(v->content, ev->submit.content, sizeof v->content);
     v->policies = p->policies;
-    v->n_policies = ev->submit.n_policies;
     v->options = p->options;
+    queue_fill(v, r, ev);
+}
+
+void queue_fill(struct refit_version *v, const struct refit *r, const struct refit_event *ev)
+{
+    memcpy(v->content, ev->submit.content, sizeof v->content);
+    v->n_policies = ev->submit.n_policies;
     v->n_options_bytes = ev->submit.n_options_bytes;
     v->release_at = ev->submit.release_at == REFIT_RELEASE_DEFAULT ? REFIT_RELEASE_STAGED
                                                                    : ev->submit.release_at;
@@ -296,7 +293,7 @@ static void version_fill(struct refit_version *v, const struct refit *r, struct 
     memset(&v->bytes, 0, sizeof v->bytes);
 }
 
-static void unexclude(const struct refit *r)
+void queue_unexclude(const struct refit *r)
 {
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++)
@@ -309,9 +306,10 @@ static void submit_open(struct step *s, struct refit_version *v, struct parcel *
     struct refit *r = s->r;
     version_fill(v, r, p, s->ev);
     phase_move(r, v, REFIT_SUBMITTED);
+    side_make_way(s);
     if (r->in_flight == NULL) {
         r->in_flight = v;
-        unexclude(r);
+        queue_unexclude(r);
         attempt_clear(r);
         v->attempt = ++r->attempt_high;
         v->n_attempts++;
@@ -328,7 +326,7 @@ static int submit_known(struct step *s, struct refit_version *v)
     if (parcel_make(s->ev, &p) != 0)
         return RS_ENOMEM;
     submit_write(s, v, p.request);
-    policies_free(p.policies, s->ev->submit.n_policies);
+    queue_policies_free(p.policies, s->ev->submit.n_policies);
     mem_free(p.options);
     mem_free(p.words);
     return 0;
@@ -399,9 +397,16 @@ static int refuse_content(struct step *s, const struct refit_version *v)
 int queue_submit(struct step *s)
 {
     struct refit *r = s->r;
-    const char *why = submit_fault(s);
+    if (s->ev->submit.rehearsal)
+        return side_rehearse(s);
+    const char *why = queue_submit_fault(s);
     if (why != NULL)
         return refuse(s, RS_EINVAL, why);
+    if (r->in_flight != NULL && r->in_flight->kind == REFIT_KIND_REHEARSAL &&
+        r->in_flight->version == s->ev->submit.version)
+        return refuse(s, RS_EPRECOND,
+                      step_text(s, "version %llu is being rehearsed: submit it when that has ended",
+                                ULL(s->ev->submit.version)));
     struct refit_version *v = NULL;
     struct refit_request *request = find_request(r, s->ev->submit.request_id, &v);
     if (request != NULL)
@@ -528,7 +533,7 @@ void queue_next(struct step *s)
         return;
     r->queued = NULL;
     r->in_flight = v;
-    unexclude(r);
+    queue_unexclude(r);
     attempt_clear(r);
     v->attempt = ++r->attempt_high;
     v->n_attempts++;
@@ -592,13 +597,20 @@ void queue_end_written(struct step *s, const struct refit_write *w)
         attempt_release_sources(s, v);
 }
 
+/* 0: whatever is in flight or else queued. A catch-up and a rehearsal go by their number too. */
+static struct refit_version *abort_whom(const struct refit *r, uint64_t version)
+{
+    if (r->in_flight != NULL && (version == 0 || (r->in_flight->kind != REFIT_KIND_REFIT &&
+                                                  r->in_flight->version == version)))
+        return r->in_flight;
+    return version != 0 ? refit_find_version(r, version) : r->queued;
+}
+
 void queue_abort(struct step *s)
 {
     struct refit *r = s->r;
     const struct refit_event *ev = s->ev;
-    struct refit_version *v = ev->abort.version != 0 ? refit_find_version(r, ev->abort.version)
-                              : r->in_flight != NULL ? r->in_flight
-                                                     : r->queued;
+    struct refit_version *v = abort_whom(r, ev->abort.version);
     if (v == NULL) {
         bool old = ev->abort.version != 0 && ev->abort.version <= r->committed;
         step_reply(s, ev->cookie, ev->abort.version == 0 || old ? RS_EPRECOND : RS_ENOTFOUND,

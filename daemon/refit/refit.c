@@ -19,7 +19,8 @@ void refit_config_default(struct refit_config *ret)
                                  .accept_timeout_ms = 60000,
                                  .quiesce_timeout_ms = 3000,
                                  .max_versions = 1000,
-                                 .max_workers = 4096};
+                                 .max_workers = 4096,
+                                 .catch_up_retry_ms = 1000};
 }
 
 struct refit *refit_new(const char *model, const struct refit_config *config)
@@ -39,7 +40,7 @@ struct refit *refit_new(const char *model, const struct refit_config *config)
     queue_init(&r->layouts);
     queue_init(&r->workers);
     queue_init(&r->versions);
-    r->deadline_ns = r->deadline_told_ns = REFIT_NEVER;
+    r->deadline_ns = r->deadline_told_ns = r->catch_up_at_ns = REFIT_NEVER;
     return r;
 }
 
@@ -53,6 +54,7 @@ void refit_free(struct refit *r)
         refit_layout_free(layout_of(q));
     while (!queue_empty(&r->versions))
         version_free(r, version_of(r->versions.next));
+    side_free(r);
     mem_free(r->nodes);
     mem_free(r->waiters);
     mem_free(r->writes);
@@ -152,6 +154,7 @@ void step_reply_values(struct step *s, uint64_t cookie, uint64_t version, uint64
 void step_notify(struct step *s, const struct refit_version *v)
 {
     struct refit_action *a = step_put(s, REFIT_DO_NOTIFY);
+    a->kind = v->kind;
     a->version = v->version;
     a->attempt = v->attempt;
     a->phase = (enum refit_phase)v->phase.state;
@@ -174,6 +177,8 @@ void step_tell(struct step *s, const struct refit_worker *w, enum refit_tell tel
 void step_mark(struct step *s, const struct refit_version *v, const char *name, const char *who,
                uint64_t at_ns)
 {
+    if (v->kind != REFIT_KIND_REFIT) /* its steps are none of the version's */
+        return;
     uint64_t ago = s->ev->now_ns > at_ns ? s->ev->now_ns - at_ns : 0;
     struct refit_action *a = step_put(s, REFIT_DO_MARK);
     a->version = v->version;
@@ -266,7 +271,8 @@ uint64_t step_persist(struct step *s, enum write_kind kind, struct refit_version
     r->writes[r->n_writes++] = (struct refit_write){.sequence = a->sequence,
                                                     .kind = kind,
                                                     .version = v == NULL ? 0 : v->version,
-                                                    .attempt = v == NULL ? 0 : v->attempt};
+                                                    .attempt = v == NULL ? 0 : v->attempt,
+                                                    .side = v == &r->side};
     if (v != NULL)
         v->n_writes++;
     return a->sequence;
@@ -289,9 +295,9 @@ void step_wait(struct step *s, const struct refit_waiter *w)
 
 static uint64_t waiter_id(const struct refit_waiter *w)
 {
-    return w->kind == WAITER_SUBMIT  ? w->sequence
-           : w->kind == WAITER_ABORT ? w->version
-                                     : w->worker;
+    return w->kind == WAITER_SUBMIT || w->kind == WAITER_BEGIN ? w->sequence
+           : w->kind == WAITER_ABORT                           ? w->version
+                                                               : w->worker;
 }
 
 void step_answer(struct step *s, enum waiter_kind kind, uint64_t id, int code, const char *text,
@@ -336,7 +342,10 @@ static bool take_write(struct refit *r, uint64_t sequence, struct refit_write *r
         return false;
     *ret = r->writes[at];
     memmove(r->writes + at, r->writes + at + 1, (--r->n_writes - at) * sizeof *r->writes);
-    struct refit_version *v = refit_find_version(r, ret->version);
+    struct refit_version *v = !ret->side ? refit_find_version(r, ret->version)
+                              : r->in_flight == &r->side && r->side.attempt == ret->attempt
+                                  ? &r->side
+                                  : NULL; /* over already */
     if (v != NULL)
         v->n_writes--;
     return true;
@@ -363,21 +372,12 @@ static void on_written(struct step *s, int code)
     case WRITE_END:
         queue_end_written(s, &w);
         break;
+    case WRITE_SIDE:
+        side_written(s, &w, code);
+        break;
     case WRITE_NOTE:
         break;
     }
-}
-
-static void on_node_up(struct step *s)
-{
-    struct refit *r = s->r;
-    struct refit_node *n = refit_node_get(r, s->ev->node.node);
-    if (n != NULL && !n->up) {
-        n->up = true;
-        r->epoch_stale = true;
-    }
-    if (s->ev->node.committed > r->known_committed)
-        r->known_committed = s->ev->node.committed;
 }
 
 static void on_restored(struct step *s)
@@ -417,6 +417,12 @@ static void on_ledger_failed(struct step *s)
     for (size_t i = 0; i < r->n_waiters; i++)
         step_reply(s, r->waiters[i].cookie, RS_EDISK, text);
     r->n_waiters = 0;
+}
+
+/* Of the attempt in flight; where there is none, when a newcomer may be tried again. */
+static uint64_t next_deadline(const struct refit *r)
+{
+    return r->in_flight == NULL && !r->ledger_failed ? r->catch_up_at_ns : r->deadline_ns;
 }
 
 static int dispatch(struct step *s)
@@ -471,11 +477,17 @@ static int dispatch(struct step *s)
         attempt_quiesced(s);
         break;
     case REFIT_EV_NODE_UP:
-        on_node_up(s);
+        nodes_up(s);
         break;
     case REFIT_EV_NODE_LOST:
         workers_node_lost(s, s->ev->node.node);
-        attempt_node_lost(s);
+        nodes_lost(s);
+        break;
+    case REFIT_EV_NODE_SILENT:
+        nodes_silent(s);
+        break;
+    case REFIT_EV_DRAIN:
+        nodes_drain(s);
         break;
     case REFIT_EV_DURABLE:
         on_written(s, 0);
@@ -488,7 +500,7 @@ static int dispatch(struct step *s)
         break;
     case REFIT_EV_TICK:
         /* A timer that went off too early is used up: it is asked for again. */
-        if (s->ev->now_ns < s->r->deadline_ns)
+        if (s->ev->now_ns < next_deadline(s->r))
             s->r->deadline_told_ns = REFIT_NEVER;
         break;
     }
@@ -498,10 +510,11 @@ static int dispatch(struct step *s)
 static void tell_deadline(struct step *s)
 {
     struct refit *r = s->r;
-    if (r->deadline_ns == r->deadline_told_ns)
+    uint64_t at_ns = next_deadline(r);
+    if (at_ns == r->deadline_told_ns)
         return;
-    step_put(s, REFIT_DO_SET_DEADLINE)->at_ns = r->deadline_ns;
-    r->deadline_told_ns = r->deadline_ns;
+    step_put(s, REFIT_DO_SET_DEADLINE)->at_ns = at_ns;
+    r->deadline_told_ns = at_ns;
 }
 
 int refit_step(struct refit *r, const struct refit_event *ev, struct refit_update *u)
@@ -533,6 +546,7 @@ int refit_step(struct refit *r, const struct refit_event *ev, struct refit_updat
         attempt_deadline(&s);
         attempt_advance(&s);
     }
+    nodes_settle(&s);
     workers_sweep(r);
     tell_deadline(&s);
     return 0;

@@ -17,8 +17,20 @@
  * refit_config), and TICK must be given when the last SET_DEADLINE's time has come.
  * One that comes too early sets it anew.
  *
+ * Many nodes. The node parts (refit/member.h) do what PREPARE, START, ABORT say and answer by events. A
+ * node of which nothing is heard is NODE_SILENT: what it was asked is called off, and the attempt
+ * stays ABORTING until NODE_LOST says that nothing of it moves any more. What NODE_LOST means is the
+ * same for all: its data plane is dead, or its lease is over, or it has joined again (a JOIN says
+ * that nothing of an earlier session moves). Events about attempts may come twice, late, of older
+ * attempts, or from a node that has been lost since: they change nothing.
+ *
+ * Kinds of attempts (enum refit_kind). What the service has to do for those that are not
+ * REFIT_KIND_REFIT stands with the enum; with refit_config_default none of them is ever begun but by
+ * a SUBMIT that says `rehearsal`.
+ *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
- * supersede, abort), attempt.c (from gathering to COMMITTED or ABORTED), workers.c (attach, publish,
+ * supersede, abort), attempt.c (from gathering to COMMITTED or ABORTED), feed.c (who feeds whom where the trainer
+ * can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost, drained), workers.c (attach, publish,
  * ready, verdict, apply), words.c (fitness, what is missing, states), restore.c. Thread: one (the
  * loop). */
 #ifndef RS_REFIT_REFIT_H
@@ -57,7 +69,48 @@ enum refit_phase {
     REFIT_ABORTING,
     REFIT_ABORTED,
     REFIT_SUPERSEDED,
+    REFIT_REHEARSED, /* of a rehearsal that all have accepted; no version is ever in it */
     REFIT_N_PHASES
+};
+
+/* What an attempt is for. In actions, and in refit_attempt(r)->kind for the attempt in flight.
+ *
+ * CATCH_UP (only where refit_config.catch_up): instances that lack the newest committed version get it
+ *   by themselves, in an attempt of its own id. It commits nothing; the version stays what it is. PLAN,
+ *   PREPARE, START, ABORT, EXPEL as ever. What the service must do:
+ *   - read version, options and receivers by refit_attempt, refit_worker_role: refit_find_version gives
+ *     the committed version, whose state does not change;
+ *   - NOTIFY: log it, and on ABORTED or COMMITTED (it ended well) let go of the attempt's things; not
+ *     for watchers of the version;
+ *   - PERSIST brings the committed VERSION row once more: its fingerprints are to be those that it had,
+ *     with the receivers' added (same layout and rank: replaced);
+ *   - verify what has landed against the source cells where a trainer feeds, else against the feeders'
+ *     (fed by destination workers there are no publications), and each receiver's fold against the
+ *     ledger's of the same layout and rank where there is one;
+ *   - bytes: refit.catch_up_bytes, not the version's.
+ *   A receiver that is in_place is asked Ready and told COMMITTED, as ever. SUBMIT calls it off.
+ *
+ * REHEARSAL (SUBMIT with `rehearsal`): the trainer's framework has written each element's coordinates
+ *   into its weights (expected fingerprints prove that: exec computes them from the layout alone), they
+ *   are moved like weights, and each destination's framework looks whether it finds them where it should
+ *   and accepts or rejects. Nothing commits, the number of the version stays free, the ledger gets an
+ *   ATTEMPT row only. Publish, Ready and Accept name the version as ever; all workers are told ABORTED
+ *   in the end, with the outcome in words. Service: NOTIFY as for CATCH_UP (it ends in REHEARSED or
+ *   ABORTED), the outcome stays in refit.rehearsed; PUBLISHED compares the source's tensors with the
+ *   coordinates' fingerprints. Memory that receives is torn (in_place) or empty afterwards. */
+enum refit_kind { REFIT_KIND_REFIT = 0, REFIT_KIND_CATCH_UP, REFIT_KIND_REHEARSAL };
+
+/* What a worker does in the attempt in flight. */
+enum refit_role {
+    REFIT_ROLE_NONE,  /* not in the plan (it may have to accept all the same) */
+    REFIT_ROLE_SENDS, /* a source of the plan: the trainer's, or a destination worker that feeds */
+    REFIT_ROLE_RECEIVES /* a destination of the plan; refit_holds_already: nothing need be moved */
+};
+/* A destination worker that feeds: which memory is read. */
+enum refit_feed {
+    REFIT_FEED_NONE = 0,
+    REFIT_FEED_RECEIVING, /* shadow (staged), live memory (in_place) */
+    REFIT_FEED_LIVE       /* live memory of a staged worker, whose shadow holds something else */
 };
 
 enum refit_side { REFIT_SOURCE = 1, REFIT_DESTINATION = 2 };
@@ -90,6 +143,15 @@ struct refit_config {
     uint32_t quiesce_timeout_ms;
     uint32_t max_versions; /* ended versions kept in memory */
     uint32_t max_workers;
+    /* Destination workers that hold a version whole may feed others, as the plan's source side
+     * (refit.feed_layout is then the source layout, the ranks with REFIT_ROLE_SENDS its only ranks that
+     * are there). false: a retry after the release waits for the trainer to publish again, and only
+     * trainers feed a catch-up. The service sets it once it plans by refit_worker_role. The decider
+     * knows no dtypes: where a receiving layout takes a tensor in another dtype than the feeding one
+     * has it (a cast of what was cast), answer PLANNED with RS_EPRECOND; another layout is tried. */
+    bool feed;
+    bool catch_up;              /* see REFIT_KIND_CATCH_UP */
+    uint32_t catch_up_retry_ms; /* after one that failed; doubled each time, up to 64 times that */
 };
 /* What holds unless the daemon's settings say otherwise: the one place of these numbers. */
 void refit_config_default(struct refit_config *ret);
@@ -114,7 +176,9 @@ struct refit_instance {
     bool excluded; /* from this version: it failed in an earlier attempt and the policy can do
                       without */
     enum { REFIT_NO_VERDICT, REFIT_ACCEPTED, REFIT_REJECTED } verdict;
-    char reason[256]; /* of a rejection or exclusion */
+    char reason[256];            /* of a rejection or exclusion */
+    uint32_t n_catch_ups_failed; /* in a row */
+    uint64_t catch_up_not_before_ns;
 };
 
 struct refit_layout {
@@ -130,6 +194,8 @@ struct refit_layout {
     uint32_t n_instances;
     bool wanted;         /* part of the model: a worker of it is known, or the ledger says so */
     bool wanted_durable; /* as the ledger has it */
+    uint64_t
+        feed_refused; /* attempt and version's content can't be had from it: planning said so for this version */
 };
 
 struct refit_worker {
@@ -150,20 +216,23 @@ struct refit_worker {
     bool released;        /* `published` may have been overwritten since */
     uint64_t claimed;     /* published to an earlier start or lease; it waits for the release */
     /* destinations */
-    uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
-    uint64_t held_content; /* its publication sum; 0: not known */
-    uint64_t applied;      /* version in live memory; 0: none */
-    uint64_t skipped;      /* version that will never be applied here */
-    bool torn;             /* live memory is partly written */
-    uint64_t ready;        /* in_place: version it is paused for; 0: none */
-    uint64_t applying;     /* version being applied now; 0: none */
-    bool taking_part;      /* in the attempt in flight */
+    uint64_t held;           /* version that receiving memory holds whole; 0: none or not known */
+    uint64_t held_content;   /* its publication sum; 0: not known */
+    uint64_t applied;        /* version in live memory; 0: none */
+    uint64_t skipped;        /* version that will never be applied here */
+    bool torn;               /* live memory is partly written */
+    uint64_t ready;          /* in_place: version it is paused for; 0: none */
+    uint64_t applying;       /* version being applied now; 0: none */
+    bool taking_part;        /* in the attempt in flight */
+    enum refit_feed feeding; /* in the attempt in flight */
     bool asked_publish, asked_ready, asked_accept;
     enum { REFIT_WORKER_NO_VERDICT, REFIT_WORKER_ACCEPTED, REFIT_WORKER_REJECTED } verdict;
 };
 
 struct refit_version {
-    struct queue link; /* in refit.versions, ascending by version */
+    struct queue
+        link; /* in refit.versions, ascending by version; not for a catch-up or rehearsal */
+    enum refit_kind kind;
     uint64_t version;
     struct sm phase;         /* refit_phase */
     bool durable;            /* its submission is */
@@ -198,7 +267,11 @@ struct refit_version {
 
 struct refit_node {
     uint32_t node;
-    bool up;
+    bool up;            /* its data plane is ready */
+    bool silent;        /* up, but nothing is heard of it: no new attempt goes there */
+    bool expelled;      /* not up: its lease is over; what is there is away */
+    bool draining;      /* no attach there; its workers leave for good once no attempt uses them */
+    uint32_t n_drained; /* workers that have left since it is drained */
     enum {
         REFIT_NODE_IDLE,
         REFIT_NODE_ASKED,
@@ -209,6 +282,7 @@ struct refit_node {
     } part; /* in the attempt in flight */
     bool taking_part;
     bool sources_read;
+    bool settled; /* it has said STAGED or FAILED */
     struct refit_bytes bytes;
     uint64_t first_byte_ns, last_byte_ns, sources_read_ns, verified_ns;
 };
@@ -230,11 +304,22 @@ struct refit {
     uint64_t committed_wall_ns, committed_ns; /* ns: monotonic, 0: before this start */
     uint64_t known_committed; /* newest that any member has told of; above `committed`: the ledger
                                  is behind, and refit says so in its refusals */
-    struct refit_version *in_flight; /* NULL: none */
+    struct refit_version *in_flight; /* NULL: none; may be `side` */
     struct refit_version *queued;    /* NULL: none */
     uint64_t attempt_high;           /* newest attempt id given out */
     uint64_t epoch;
-    bool epoch_stale; /* membership has changed since `epoch` was given */
+    bool epoch_stale;                 /* membership has changed since `epoch` was given */
+    struct refit_version side;        /* of a catch-up or rehearsal in flight */
+    struct refit_layout *feed_layout; /* the plan's source side; NULL: the trainer's */
+    struct refit_outcome {
+        uint64_t version, attempt;
+        enum refit_phase phase; /* REHEARSED, ABORTED; NONE: there was none */
+        char reason[256];
+        struct refit_bytes bytes;
+    } rehearsed;                       /* the newest rehearsal that has ended */
+    struct refit_bytes catch_up_bytes; /* since this start, failed ones included */
+    uint64_t n_catch_ups, n_caught_up; /* attempts that ended well; instances that they served */
+    uint64_t catch_up_at_ns;           /* when the next one may be tried; REFIT_NEVER: none waits */
     uint64_t n_superseded, n_aborted, n_committed; /* since the ledger began */
     uint64_t deadline_ns;                          /* of the present wait; REFIT_NEVER: none */
     uint64_t deadline_told_ns;
@@ -279,7 +364,11 @@ enum refit_event_type {
     REFIT_EV_DURABLE,
     REFIT_EV_NOT_DURABLE,
     REFIT_EV_RESTORED, /* the last row of the ledger has been restored */
-    REFIT_EV_TICK
+    REFIT_EV_TICK,
+    /* Nothing is heard of a node (its session is over), but its data plane may still move bytes: what it
+     * takes part in is called off. NODE_LOST follows, when its lease is over or it has joined again. */
+    REFIT_EV_NODE_SILENT,
+    REFIT_EV_DRAIN
 };
 
 /* What stands in an event is borrowed for the step. Events of an older attempt, from unknown
@@ -312,6 +401,9 @@ struct refit_event {
             const struct refit_policy *policies;
             uint32_t n_policies;
             uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms; /* 0: config */
+            /* See REFIT_KIND_REHEARSAL. Refused (RS_EPRECOND, RS_EUNAVAIL) while anything is in flight or
+             * queued. request_id is not remembered. */
+            bool rehearsal;
         } submit; /* replied when durable, with version, attempt (0: queued) and phase */
         struct {
             uint64_t version; /* 0: whatever is in flight or else queued */
@@ -330,8 +422,15 @@ struct refit_event {
             /* Sources: published, and no release was heard of. Destinations: Ready or Accept was
              * said, and no end was heard of. 0: it waits for nothing. */
             uint64_t waits_for;
+            /* A version that its receiving memory holds whole and verified, though it is not known as
+             * committed there, and the `content` of the PREPARE that brought it: what the node part keeps of
+             * a worker from STAGED on. 0: none. So a retry commits it without moving bytes. */
+            uint64_t uncommitted, uncommitted_content;
+            /* Of a worker that is known and not gone: a node that has joined again tells what its memory
+             * holds now (live, shadow, torn, uncommitted), which is believed instead of what is known. */
+            bool tells_memory;
             /* replied, then told what it may have missed: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout, RS_EINVAL,
-             * RS_EEXHAUSTED; values: version = committed, attempt = held, value = applied */
+             * RS_EEXHAUSTED, RS_EUNAVAIL (its memory is still in use, its node is drained); values: version = committed, attempt = held, value = applied */
         } attached;
         struct {
             uint64_t worker;
@@ -389,6 +488,10 @@ struct refit_event {
             uint64_t worker;    /* FAILED: whose fault, where it is one destination worker's; 0: not
                                    known */
             uint64_t committed; /* NODE_UP: newest committed version that it knows of; 0: none */
+            bool
+                expelled; /* NODE_LOST: its lease is over and it has not come back: refits need not wait for
+                              its workers. They are known again by ATTACHED (same id) or LEFT after the next
+                              NODE_UP; the service gives LEFT for those that a join does not bring. */
             /* PROGRESS and STAGED: landed, network, domain, device, skipped */
             struct refit_bytes bytes;
             uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
@@ -402,6 +505,13 @@ struct refit_event {
             int code;
             const char *text;
         } durable;
+        struct {
+            uint32_t node;
+            bool on; /* false: attaches are taken again */
+            /* on: replied when no worker is there any more, with value = how many have left; the service then
+             * ends their leases (they count as left for good already). off: at once. It is not remembered
+             * over a restart. */
+        } drain;
     };
 };
 
@@ -436,6 +546,7 @@ enum refit_tell {
 
 struct refit_action {
     enum refit_action_type type;
+    enum refit_kind kind;   /* PLAN, PREPARE, START, ABORT, EXPEL, NOTIFY */
     enum refit_tell tell;   /* TELL */
     int code;               /* REPLY */
     uint32_t node;          /* PREPARE, START, ABORT, EXPEL */
@@ -443,7 +554,12 @@ struct refit_action {
     uint64_t cookie;        /* REPLY */
     uint64_t worker;        /* TELL, APPLY */
     uint64_t version, attempt, epoch;
-    uint64_t value;    /* REPLY: see the event */
+    uint64_t value; /* REPLY: see the event */
+    /* PREPARE, START, COMMITTED: names what is moved: the same content, the same number; 0: not known.
+     * What has landed of an earlier attempt at this version, and has not been written over since, counts
+     * as held where its content has the same number (not 0), and need only be verified. So a node keeps
+     * (version, content) with what its workers' memory has got, for the next PREPARE and for ATTACHED. */
+    uint64_t content;
     uint64_t sequence; /* PERSIST */
     uint64_t at_ns;    /* SET_DEADLINE, PREPARE (its deadline): monotonic */
     int64_t since_ns;  /* MARK: since the version's submission */
@@ -493,6 +609,12 @@ struct refit_layout *refit_find_layout(const struct refit *r, enum refit_side si
  * published already and still holds (answer worker->publication); RS_EPRECOND, RS_EINVAL with the
  * reason. */
 int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version, struct err *e);
+/* The version, catch-up or rehearsal that this attempt is about; NULL: it is not in flight. */
+const struct refit_version *refit_attempt(const struct refit *r, uint64_t attempt);
+/* What this worker does in the attempt in flight; decided when PLAN is put. */
+enum refit_role refit_worker_role(const struct refit *r, const struct refit_worker *w);
+/* A member knows of a newer commit than the ledger: for status. */
+bool refit_ledger_behind(const struct refit *r);
 /* True where this destination worker's receiving memory already holds the content of the attempt in
  * flight: none of its cells need be moved. For PREPARE. */
 bool refit_holds_already(const struct refit *r, const struct refit_worker *w);
@@ -509,6 +631,8 @@ enum refit_worker_state refit_instance_state(const struct refit *r, const struct
  * how many there are. */
 size_t refit_waiting_for(const struct refit *r, const struct refit_version *v, size_t max,
                          void (*fn)(const char *who, void *arg), void *arg);
+/* "node 3 (silent)", "node 4 (drained)" … or "": what keeps a node from taking part, for status. */
+const char *refit_node_lacks(const struct refit_node *n);
 /* The sum over the nodes while in flight, else what was recorded. */
 struct refit_bytes refit_version_bytes(const struct refit *r, const struct refit_version *v);
 

@@ -50,8 +50,13 @@ static const char *rank_lacks(const struct refit *r, const struct refit_version 
         return "never attached";
     if (w->gone)
         return w->gone_reason[0] == '\0' ? "gone" : w->gone_reason;
-    *ret_later = true;
-    if (!refit_node(r, w->node)->up)
+    const struct refit_node *n = refit_node(r, w->node);
+    *ret_later = !n->expelled;
+    if (n->expelled)
+        return "its node is not in the cluster";
+    if (n->silent)
+        return "its node is silent";
+    if (!n->up)
         return "its data plane is not ready";
     if (w->applying != 0)
         return "applying";
@@ -109,6 +114,8 @@ static const char *source_lacks(const struct refit *r, const struct refit_versio
         return "has not published this version";
     if (w->released)
         return "was released and has not published this version again";
+    if (refit_node(r, w->node)->silent)
+        return "its node is silent";
     return refit_node(r, w->node)->up ? NULL : "its data plane is not ready";
 }
 
@@ -195,7 +202,7 @@ static void missing_words_of_workers(struct walk *k, const struct refit *r,
                                      const struct refit_version *v)
 {
     foreach_worker (w, r) {
-        if (!w->taking_part || w->layout->side != REFIT_DESTINATION)
+        if (!w->taking_part || !worker_accepts(w))
             continue;
         if (v->phase.state == REFIT_PREPARED && w->receive == REFIT_IN_PLACE &&
             w->ready != v->version)
@@ -213,7 +220,7 @@ static void missing_in_flight(struct walk *k, const struct refit *r, const struc
             missing(k, "the plan");
         else if (!r->begun || r->epoch_writing)
             missing(k, "the ledger");
-        else {
+        else if (v->kind != REFIT_KIND_CATCH_UP) {
             missing_sources(k, r, v);
             missing_destinations(k, r, v);
         }
@@ -321,6 +328,10 @@ const char *refit_worker_doing(const struct refit *r, const struct refit_worker 
         return "waiting for Apply";
     if (!w->taking_part)
         return "";
+    if (w->feeding != REFIT_FEED_NONE && v->phase.state == REFIT_TRANSFERRING)
+        return "feeding";
+    if (!worker_accepts(w))
+        return "";
     if (v->phase.state == REFIT_PREPARED && w->receive == REFIT_IN_PLACE && w->ready != v->version)
         return "waiting for Ready";
     if (v->phase.state == REFIT_TRANSFERRING)
@@ -328,6 +339,25 @@ const char *refit_worker_doing(const struct refit *r, const struct refit_worker 
     if (v->phase.state == REFIT_ACCEPTING && w->verdict == REFIT_WORKER_NO_VERDICT)
         return "waiting for Accept";
     return "";
+}
+
+const struct refit_version *refit_attempt(const struct refit *r, uint64_t attempt)
+{
+    return r->in_flight != NULL && attempt != 0 && r->in_flight->attempt == attempt ? r->in_flight
+                                                                                    : NULL;
+}
+
+enum refit_role refit_worker_role(const struct refit *r, const struct refit_worker *w)
+{
+    if (r->in_flight == NULL || !w->taking_part || !refit_node(r, w->node)->taking_part)
+        return REFIT_ROLE_NONE;
+    return w->layout->side == REFIT_SOURCE || w->feeding != REFIT_FEED_NONE ? REFIT_ROLE_SENDS
+                                                                            : REFIT_ROLE_RECEIVES;
+}
+
+bool refit_ledger_behind(const struct refit *r)
+{
+    return r->known_committed > r->committed;
 }
 
 bool refit_worker_busy(const struct refit *r, const struct refit_worker *w)

@@ -237,11 +237,46 @@ static int attach_fault(struct step *s, const struct refit_layout *l, const char
             l->name, there->rank, ULL(r->in_flight == NULL ? 0 : r->in_flight->attempt));
         return RS_EUNAVAIL;
     }
+    const struct refit_node *n = refit_node(r, ev->attached.node);
+    if (n != NULL && n->draining) {
+        *ret_text = step_text(s, "node %u is drained: attach on another node", n->node);
+        return RS_EUNAVAIL;
+    }
     if (r->n_workers >= r->config.max_workers) {
         *ret_text = step_text(s, "more than %u workers", r->config.max_workers);
         return RS_EEXHAUSTED;
     }
     return 0;
+}
+
+/* Whole, verified, and committed by nobody that this worker had heard of. It may have been committed since. */
+static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
+                             const struct refit_event *ev)
+{
+    uint64_t version = ev->attached.uncommitted, content = ev->attached.uncommitted_content;
+    const struct refit_version *v = refit_find_version(r, version);
+    if (version == 0 || content == 0)
+        return;
+    bool committed = v != NULL && v->phase.state == REFIT_COMMITTED && v->publication == content;
+    w->held = version;
+    w->held_content = content;
+    if (w->receive == REFIT_IN_PLACE) {
+        w->torn = false;
+        w->applied = committed ? version : 0;
+    }
+}
+
+static void fill_memory(struct refit_worker *w, const struct refit *r, const struct refit_event *ev)
+{
+    w->torn = ev->attached.torn;
+    /* Only committed content can have been verified. */
+    w->applied = ev->attached.live <= r->committed ? ev->attached.live : 0;
+    w->held = w->receive == REFIT_IN_PLACE          ? w->applied
+              : ev->attached.shadow <= r->committed ? ev->attached.shadow
+                                                    : 0;
+    const struct refit_version *v = refit_find_version(r, w->held);
+    w->held_content = v == NULL ? 0 : v->publication;
+    fill_uncommitted(w, r, ev);
 }
 
 static void worker_fill(struct refit_worker *w, const struct refit *r, struct refit_layout *l,
@@ -253,16 +288,8 @@ static void worker_fill(struct refit_worker *w, const struct refit *r, struct re
     w->layout = l;
     w->receive = ev->attached.receive;
     w->accept_automatically = ev->attached.accept_automatically;
-    if (l->side == REFIT_SOURCE)
-        return;
-    w->torn = ev->attached.torn;
-    /* Only committed content can have been verified. */
-    w->applied = ev->attached.live <= r->committed ? ev->attached.live : 0;
-    w->held = w->receive == REFIT_IN_PLACE          ? w->applied
-              : ev->attached.shadow <= r->committed ? ev->attached.shadow
-                                                    : 0;
-    const struct refit_version *v = refit_find_version(r, w->held);
-    w->held_content = v == NULL ? 0 : v->publication;
+    if (l->side == REFIT_DESTINATION)
+        fill_memory(w, r, ev);
 }
 
 /* Whether nothing reads a source's memory for this version any more. One that is not known may yet be
@@ -309,6 +336,9 @@ int workers_attached(struct step *s)
     const struct refit_event *ev = s->ev;
     struct refit_worker *w = refit_find_worker(r, ev->attached.worker);
     if (w != NULL && !w->gone) { /* resumed */
+        if (ev->attached.tells_memory && w->layout->side == REFIT_DESTINATION &&
+            !refit_worker_busy(r, w))
+            fill_memory(w, r, ev);
         reply_attached(s, w);
         tell_missed(s, w);
         return 0;
@@ -345,7 +375,7 @@ int workers_attached(struct step *s)
 }
 
 /* A layout that all have left for good is no part of the model any more. */
-static void layout_unwant(struct refit *r, struct refit_layout *l)
+void workers_unwant(struct refit *r, struct refit_layout *l)
 {
     foreach_worker (w, r)
         if (w->layout == l && !w->leaving)
@@ -373,7 +403,7 @@ void workers_left(struct step *s)
         attempt_worker_lost(s, w);
     }
     if (w->leaving)
-        layout_unwant(r, w->layout);
+        workers_unwant(r, w->layout);
     agree(s);
 }
 
@@ -405,7 +435,11 @@ int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version
     if (version < r->committed)
         return err_set(e, RS_EPRECOND, "version %llu is not above %llu, which is committed",
                        ULL(version), ULL(r->committed));
-    if (v != NULL && !w->released &&
+    if (v != NULL && v->kind == REFIT_KIND_CATCH_UP && w->taking_part && !w->released)
+        return err_set(e, RS_EUNAVAIL,
+                       "version %llu is being read from this memory for a newcomer; try again",
+                       ULL(v->version));
+    if (v != NULL && v->kind != REFIT_KIND_CATCH_UP && !w->released &&
         w->published == v->version) /* chosen yet or not: it is promised */
         return err_set(e, RS_EPRECOND,
                        "version %llu of this memory is in flight and has not been released",
@@ -447,6 +481,14 @@ static struct refit_worker *destination(struct step *s, uint64_t worker)
     return NULL;
 }
 
+/* It is brought up to this committed version now, and has to pause for it like for any other. */
+static bool catches_up(const struct refit *r, const struct refit_worker *w, uint64_t version)
+{
+    const struct refit_version *v = r->in_flight;
+    return v != NULL && v->kind == REFIT_KIND_CATCH_UP && v->version == version && w->taking_part &&
+           worker_accepts(w);
+}
+
 void workers_ready(struct step *s)
 {
     const struct refit *r = s->r;
@@ -458,6 +500,9 @@ void workers_ready(struct step *s)
         refuse(s, RS_EPRECOND, "this worker receives staged: Ready is for in_place");
     } else if (version == 0 || version > REFIT_VERSION_MAX) {
         refuse(s, RS_EINVAL, "versions are 1 … 9223372036854775807");
+    } else if (catches_up(r, w, version)) {
+        w->ready = version;
+        agree(s);
     } else if (version < r->committed || (version == r->committed && w->applied != version)) {
         refuse(s, RS_EPRECOND,
                step_text(s, "version %llu is not above %llu, which is committed", ULL(version),
@@ -530,7 +575,7 @@ void workers_verdict(struct step *s)
     struct refit_worker *w = destination(s, ev->verdict.worker);
     if (w == NULL)
         return;
-    if (v != NULL && v->version == ev->verdict.version && w->taking_part &&
+    if (v != NULL && v->version == ev->verdict.version && w->taking_part && worker_accepts(w) &&
         v->phase.state == REFIT_ACCEPTING &&
         (ev->verdict.attempt == 0 || ev->verdict.attempt == v->attempt)) {
         verdict_in_flight(s, w);
