@@ -15,19 +15,23 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "device/fence.h"
 #include "kernels/kernels.h"
 
 struct device;
 struct device_stream;
 struct device_event;
 
-/* Host device only. Everything 0 in production. Tests make a missing dependency show: each stream
+/* Host device only. All but the fence is 0 in production. Tests make a missing dependency show: each stream
  * waits a seeded random while before each item, and staging memory is filled with a poison byte
  * when allocated and when device_poison is called. */
 struct device_host_options {
     uint64_t seed; /* 0: no delays, no poison */
     uint32_t max_delay_us;
     uint32_t fail_at_item; /* the n-th item (1 is the first) makes the device fail; 0: none does */
+    /* Not for tests: copies that come to their turn when it is shut are left out, and device_error
+     * gives RS_EDEADLINE while it is. NULL: none. Outlives the device. */
+    struct fence *fence;
 };
 
 enum { DEVICE_POISON = 0xA5 };

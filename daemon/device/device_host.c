@@ -95,8 +95,11 @@ static struct host_event *event_of(const struct device_event *ev)
 static int host_error(const struct device *d, struct err *e)
 {
     struct device_host *h = host_of(d);
-    if (!atomic_load(&h->failed))
-        return 0;
+    if (!atomic_load(&h->failed)) {
+        if (fence_holds(h->options.fence))
+            return 0;
+        return err_set(e, RS_EDEADLINE, "host device %u: the lease has run out", d->local);
+    }
     pthread_mutex_lock(&h->mutex);
     struct err error = h->error;
     pthread_mutex_unlock(&h->mutex);
@@ -283,11 +286,17 @@ static bool skips(const struct host_stream *s)
     return atomic_load(&host_of(s->base.device)->failed);
 }
 
+/* What writes is skipped behind the fence, too. */
+static bool skips_writing(const struct host_stream *s)
+{
+    return skips(s) || !fence_holds(host_of(s->base.device)->options.fence);
+}
+
 static void run_copies(struct host_stream *s, struct host_item *item)
 {
     struct kernel_copy c;
     const char *at = (const char *)item->payload;
-    for (uint32_t i = 0; i < item->n && !skips(s); i++) {
+    for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
         at = unpack_copy(at, &c);
         kernel_copy_host(&c);
     }
@@ -328,7 +337,7 @@ static struct host_item *item_new(void (*run)(struct host_stream *, struct host_
 /* Takes the item, also on failure; item NULL is RS_ENOMEM. */
 static int enqueue(struct host_stream *s, struct host_item *item)
 {
-    int r = item == NULL ? RS_ENOMEM : host_error(s->base.device, NULL);
+    int r = item == NULL ? RS_ENOMEM : skips(s) ? host_error(s->base.device, NULL) : 0;
     if (r != 0) {
         mem_free(item);
         return r;

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/crash.h"
@@ -87,7 +88,7 @@ static bool in_flight(const struct attempt *a)
     for (uint32_t d = 0; d < a->program.n_devices; d++)
         if (lane_in_flight(&a->lanes[d]))
             return true;
-    return !transport_quiesced(a->model->transport);
+    return a->connecting || !transport_quiesced(a->model->transport);
 }
 
 static void forget(struct attempt *a)
@@ -146,6 +147,9 @@ static struct wire_progress progress_now(const struct attempt *a)
             transport_counters(a->model->transport, a->program.devices[d].device);
         p.network_bytes += c.network_received_bytes - a->counted[d].network_received_bytes;
         p.domain_bytes += c.domain_received_bytes - a->counted[d].domain_received_bytes;
+        p.network_sent_bytes += c.network_sent_bytes - a->counted[d].network_sent_bytes;
+        p.domain_sent_bytes += c.domain_sent_bytes - a->counted[d].domain_sent_bytes;
+        p.stale_frames += c.stale_frames - a->counted[d].stale_frames;
     }
     return p;
 }
@@ -284,21 +288,64 @@ static void finish_staged(struct attempt *a)
     forget(a);
 }
 
+static enum wire_landed landed(const struct attempt *a, uint32_t hold)
+{
+    const struct program_hold *h = &a->program.holds[hold];
+    if (a->program.places[h->place].side != PROGRAM_DESTINATION)
+        return WIRE_MISSING;
+    switch (a->hold_state[hold]) {
+    case HOLD_READ:
+        return WIRE_READ;
+    case HOLD_LANDED:
+        return WIRE_LANDED;
+    case HOLD_WAITING:
+        return a->held != NULL && a->held[hold] != 0 ? WIRE_LANDED : WIRE_MISSING;
+    default:
+        return WIRE_MISSING;
+    }
+}
+
+/* QUIESCED's memfd; below 0 where there is none. A control process that does not get it moves
+ * everything again. */
+static int landed_memfd(const struct attempt *a)
+{
+    size_t n = a->program.n_holds;
+    if (!a->started)
+        return -1;
+    uint8_t *table = mem_zalloc(n * (sizeof(uint64_t) + 1));
+    if (table == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        enum wire_landed state = landed(a, i);
+        table[n * sizeof(uint64_t) + i] = (uint8_t)state;
+        if (state == WIRE_READ)
+            memcpy(table + i * sizeof(uint64_t), &a->hold_prints[i], sizeof(uint64_t));
+    }
+    int fd = wire_memfd("landed", table, n * (sizeof(uint64_t) + 1), NULL);
+    mem_free(table);
+    return fd;
+}
+
 static void finish_ending(struct attempt *a)
 {
     struct plane *p = a->plane;
     struct wire_header h = a->ending;
+    struct wire_quiesced body = {.n_holds = a->program.n_holds};
     bool tell = a->tell_ending;
+    int fd = tell ? landed_memfd(a) : -1;
     forget(a);
     if (tell)
-        plane_answer(p, &h, WIRE_QUIESCED, 0, NULL, 0, -1);
+        plane_answer(p, &h, WIRE_QUIESCED, 0, fd >= 0 ? &body : NULL, fd >= 0 ? sizeof(body) : 0,
+                     fd >= 0 ? fd : -1);
+    if (fd >= 0)
+        (void)close(fd);
 }
 
 void attempt_settle(struct attempt *a)
 {
     if (a->n_holders > 0)
         return;
-    if (a->sm.state == ATTEMPT_PREPARING && all_idle(a))
+    if (a->sm.state == ATTEMPT_PREPARING && all_idle(a) && !a->connecting)
         finish_prepare(a);
     else if (a->sm.state == ATTEMPT_RUNNING && all_done(a))
         finish_staged(a);
@@ -366,8 +413,8 @@ static int prepare(struct plane *p, struct wire_packet *packet, struct err *e)
 void attempt_prepare(struct plane *p, struct wire_packet *packet)
 {
     struct err e = {0};
-    int r = plane_lease_holds(p) ? prepare(p, packet, &e)
-                                 : err_set(&e, RS_EDEADLINE, "the lease has run out");
+    int r = plane_may_begin(p) ? prepare(p, packet, &e)
+                               : err_set(&e, RS_EDEADLINE, "the lease has run out");
     if (r < 0) {
         (void)err_prefix(&e, r, "prepare attempt %llu", (unsigned long long)packet->header.attempt);
         plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
@@ -422,6 +469,7 @@ void attempt_start(struct plane *p, struct wire_packet *packet)
         return;
     }
     a->request = packet->header;
+    a->started = true;
     move(a, ATTEMPT_RUNNING);
     run(a);
 }
@@ -457,6 +505,16 @@ void attempts_lease_lost(struct plane *p)
         if (a != NULL)
             attempt_fail(a, RS_EDEADLINE, &e, UINT32_MAX, UINT32_MAX);
     }
+}
+
+bool attempts_quiet(const struct plane *p)
+{
+    queue_foreach (q, &p->models) {
+        const struct attempt *a = container_of(q, struct model, link)->attempt;
+        if (a != NULL && (a->sm.state < ATTEMPT_FAILED || in_flight(a)))
+            return false;
+    }
+    return true;
 }
 
 bool attempts_stop(struct plane *p)

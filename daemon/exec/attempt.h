@@ -50,6 +50,17 @@ struct attempt {
     unsigned n_holders; /* callers that go through its parts: it is not settled meanwhile */
     struct sm sm;
     uint64_t number, epoch;
+    bool started; /* START came */
+
+    struct wire_peer *peers; /* NULL: all is local */
+    uint32_t n_peers;
+    uint32_t *peer_of; /* per plan device: index into peers; UINT32_MAX */
+    struct transport_pair *pairs;
+    struct transport_connect connect;
+    struct mailbox_item connected;
+    struct err connect_err;
+    int connect_status;
+    bool connecting; /* `connected` will come */
 
     const void *data;
     size_t data_bytes;
@@ -84,7 +95,8 @@ struct attempt {
     bool marks_changed, bytes_changed;
 };
 
-enum hold_state { HOLD_WAITING, HOLD_LANDED, HOLD_READ };
+/* WRONG: read back, and differs from its source. */
+enum hold_state { HOLD_WAITING, HOLD_LANDED, HOLD_READ, HOLD_WRONG };
 
 /* --- attempt.c --- */
 /* FAILED once; all work stops. tensor is an index in the source layout. */
@@ -110,6 +122,15 @@ bool attempt_checks(const struct attempt *a, uint32_t cell);
  * failure attempt_close undoes what was done. */
 int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e);
 void attempt_close(struct attempt *a);
+
+/* --- links.c --- */
+int links_read_peers(struct attempt *a, int fd, struct err *e);
+/* All that the program's streams name can be reached. */
+int links_check(const struct attempt *a, struct err *e);
+/* The model's transport, new or the one that stands with the attempt's tokens. */
+int links_open(struct attempt *a, struct err *e);
+/* After transport_begin: begins to connect; the attempt is prepared no sooner than that is done. */
+int links_connect(struct attempt *a, uint64_t deadline_ns, struct err *e);
 
 /* --- copies.c --- */
 /* One per way, each with a share of about the same bytes. */

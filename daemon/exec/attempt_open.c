@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "exec/attempt.h"
+#include "exec/skips.h"
 
 #include "base/banned.h"
 
@@ -52,11 +53,11 @@ static int read_index(struct attempt *a, const struct wire_packet *packet, uint3
     return r;
 }
 
-static int read_held(struct attempt *a, const struct wire_packet *packet, struct err *e)
+static int read_held(struct attempt *a, int fd, struct err *e)
 {
     const void *data;
     size_t n_bytes;
-    int r = wire_map_fd(packet->fds[2], &data, &n_bytes, e);
+    int r = wire_map_fd(fd, &data, &n_bytes, e);
     if (r < 0)
         return err_prefix(e, r, "held");
     if (n_bytes != a->program.n_holds)
@@ -207,56 +208,27 @@ static int count_work(struct attempt *a, struct err *e)
 
 /* --- what is held already --------------------------------------------------------------------- */
 
-static bool all_held(const struct attempt *a, uint32_t item)
+/* Flags of a stream's items are those of its receiving end, where that is here. */
+static void flags_from_partner(const struct program *p, uint32_t stream, uint32_t partner,
+                               uint8_t *flags)
 {
-    uint32_t place;
-    const uint32_t *list = &a->program.lists[a->program.items[item].places];
-    for (uint32_t i = 1; i <= list[0]; i++)
-        if (a->program.places[list[i]].side == PROGRAM_SCRATCH)
-            return false;
-    return attempt_targets(a, item, &place, 1) == 0;
+    const struct program_stream *s = &p->streams[stream], *r = &p->streams[partner];
+    if (s->n_items == r->n_items)
+        memcpy(flags + s->first_item, flags + r->first_item, s->n_items);
 }
 
-/* Where a receiving stream's messages stand: they come in ascending order. */
-struct stream_at {
-    uint32_t item;
-    uint64_t begin; /* of that item in the stream */
-};
-
-/* True where every item with bytes in [begin, end) of the stream is held by all its takers. */
-static bool range_held(const struct attempt *a, const struct program_stream *s,
-                       struct stream_at *at, uint64_t begin, uint64_t end)
+static int flags_from_record(const struct program *p, uint32_t stream,
+                             const struct skips_record *record, uint8_t *flags, struct err *e)
 {
-    bool held = true;
-    for (; at->item < s->first_item + s->n_items && at->begin < end; at->item++) {
-        uint64_t bytes = program_cell_bytes(&a->program, a->program.items[at->item].cell);
-        if (at->begin + bytes > begin && bytes > 0 && !all_held(a, at->item))
-            held = false;
-        if (at->begin + bytes > end)
-            break; /* the next message begins in this item */
-        at->begin += bytes;
-    }
-    return held;
-}
-
-/* The receivers' messages first; then each sender's k-th of a stream is as the receiver's k-th. */
-static void mark_skipped(struct attempt *a, const uint32_t *partner, const uint32_t *base,
-                         struct stream_at *at, uint32_t *seen, uint8_t *flags)
-{
-    const struct program *p = &a->program;
-    for (uint32_t s = 0; s < p->n_streams; s++)
-        at[s].item = p->streams[s].first_item;
-    for (int sends = 0; sends < 2; sends++)
-        for (uint32_t i = 0; i < p->n_messages; i++) {
-            const struct program_message *m = &p->messages[i];
-            uint32_t s = m->stream, other = partner[s];
-            if (p->streams[s].send != sends || other == PROGRAM_NONE)
-                continue;
-            uint8_t *flag = &flags[base[other] + seen[s]++];
-            if (!sends)
-                *flag = range_held(a, &p->streams[s], &at[s], m->begin, m->end);
-            a->message_skip[i] = *flag;
-        }
+    const struct program_stream *s = &p->streams[stream];
+    if (record == NULL)
+        return 0;
+    if (record->n_items != s->n_items)
+        return err_set(e, RS_EPROTO, "skips: stream %u has %u items, its receiver says %u",
+                       s->order, s->n_items, record->n_items);
+    for (uint32_t i = 0; i < s->n_items; i++)
+        flags[s->first_item + i] = skips_has(record, i);
+    return 0;
 }
 
 struct stream_order {
@@ -285,40 +257,107 @@ static void find_partners(const struct program *p, struct stream_order *sorted, 
     }
 }
 
-/* A message is left out at both ends where its takers hold all of it. Both ends are on this node:
- * the sender looks at the receiver's stream. */
-static int skip_held(struct attempt *a)
+/* Per item of a stream: all that take it hold it. */
+static int flag_items(const struct attempt *a, const struct skips *skips, const uint32_t *partner,
+                      uint8_t *flags, struct err *e)
+{
+    const struct program *p = &a->program;
+    int r = 0;
+    for (uint32_t s = 0; s < p->n_streams && a->held != NULL; s++)
+        for (uint32_t i = 0; i < p->streams[s].n_items && p->streams[s].send == 0; i++)
+            flags[p->streams[s].first_item + i] =
+                skips_item_held(p, a->held, p->streams[s].first_item + i);
+    for (uint32_t s = 0; s < p->n_streams && r == 0; s++) {
+        if (p->streams[s].send == 0)
+            continue;
+        if (partner[s] != PROGRAM_NONE)
+            flags_from_partner(p, s, partner[s], flags);
+        else
+            r = flags_from_record(p, s, skips_find(skips, p->streams[s].order), flags, e);
+    }
+    return r;
+}
+
+/* Where a stream's messages stand: they come in ascending order. */
+struct stream_at {
+    uint32_t item;
+    uint64_t begin; /* of that item in the stream */
+};
+
+/* True where every item with bytes in [begin, end) of the stream is flagged. */
+static bool range_flagged(const struct program *p, const uint8_t *flags,
+                          const struct program_stream *s, struct stream_at *at, uint64_t begin,
+                          uint64_t end)
+{
+    bool all = true;
+    for (; at->item < s->first_item + s->n_items && at->begin < end; at->item++) {
+        uint64_t bytes = program_cell_bytes(p, p->items[at->item].cell);
+        if (at->begin + bytes > begin && bytes > 0 && flags[at->item] == 0)
+            all = false;
+        if (at->begin + bytes > end)
+            break; /* the next message begins in this item */
+        at->begin += bytes;
+    }
+    return all;
+}
+
+static void mark_skipped(struct attempt *a, const uint8_t *flags, struct stream_at *at)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        at[s].item = p->streams[s].first_item;
+    for (uint32_t i = 0; i < p->n_messages; i++) {
+        const struct program_message *m = &p->messages[i];
+        a->message_skip[i] =
+            range_flagged(p, flags, &p->streams[m->stream], &at[m->stream], m->begin, m->end);
+    }
+}
+
+/* A message is left out at both ends where its takers hold all of it. The sender looks at the
+ * receiver's stream, or at what the receiver's node told of it. */
+static int skip_held(struct attempt *a, const struct skips *skips, struct err *e)
 {
     const struct program *p = &a->program;
     uint32_t *partner = mem_calloc(p->n_streams, sizeof(*partner));
-    uint32_t *base = mem_calloc(p->n_streams + 1U, sizeof(*base));
-    uint32_t *seen = mem_calloc(p->n_streams, sizeof(*seen));
     struct stream_at *at = mem_calloc(p->n_streams, sizeof(*at));
     struct stream_order *sorted = mem_calloc(p->n_streams, sizeof(*sorted));
-    uint8_t *flags = mem_zalloc(p->n_messages);
+    uint8_t *flags = mem_zalloc(p->n_items);
     a->message_skip = mem_zalloc(p->n_messages);
-    int r = partner == NULL || base == NULL || seen == NULL || at == NULL || sorted == NULL ||
-                    flags == NULL || a->message_skip == NULL
-                ? RS_ENOMEM
-                : 0;
-    if (r == 0) {
-        for (uint32_t i = 0; i < p->n_messages; i++)
-            base[p->messages[i].stream + 1]++;
-        for (uint32_t s = 0; s < p->n_streams; s++)
-            base[s + 1] += base[s];
+    int r =
+        partner == NULL || at == NULL || sorted == NULL || flags == NULL || a->message_skip == NULL
+            ? err_set(e, RS_ENOMEM, "out of memory")
+            : 0;
+    if (r == 0 && p->n_streams > 0) {
         find_partners(p, sorted, partner);
-        mark_skipped(a, partner, base, at, seen, flags);
+        r = flag_items(a, skips, partner, flags, e);
     }
+    if (r == 0)
+        mark_skipped(a, flags, at);
     mem_free(partner);
-    mem_free(base);
-    mem_free(seen);
     mem_free(at);
     mem_free(sorted);
     mem_free(flags);
     return r;
 }
 
-/* --- memory and links ------------------------------------------------------------------------- */
+/* fd < 0: no other node told anything. */
+static int read_skips(struct attempt *a, int fd, struct err *e)
+{
+    const void *data = "";
+    size_t n_bytes = 0;
+    struct skips skips = {0};
+    int r = fd < 0 ? 0 : wire_map_fd(fd, &data, &n_bytes, e);
+    if (r < 0)
+        return err_prefix(e, r, "skips");
+    r = skips_open(data, n_bytes, &skips, e);
+    if (r == 0)
+        r = skip_held(a, &skips, e);
+    skips_close(&skips);
+    wire_unmap(data, n_bytes);
+    return r;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static int open_tables(struct attempt *a, struct err *e)
 {
@@ -417,85 +456,6 @@ static int open_devices(struct attempt *a, struct err *e)
     return 0;
 }
 
-static bool same_links(const struct model *m, const struct attempt *a)
-{
-    if (m->transport == NULL || m->epoch != a->epoch ||
-        m->n_plan_devices != a->program.n_plan_devices)
-        return false;
-    for (uint32_t i = 0; i < PLANE_MAX_DEVICES; i++)
-        if (m->plan_device[i] !=
-            (i < a->program.n_devices ? a->program.devices[i].device : UINT32_MAX))
-            return false;
-    return true;
-}
-
-static int open_tcp(const struct attempt *a, struct device *const *devices, struct err *e)
-{
-    const struct wire_hello *h = &a->plane->hello;
-    uint32_t n = a->program.n_plan_devices;
-    struct transport_tcp_options options = {.network_bytes_per_s = h->network_bytes_per_s,
-                                            .domain_bytes_per_s = h->domain_bytes_per_s};
-    struct transport_tcp_device *all = mem_calloc(n, sizeof(*all));
-    if (all == NULL)
-        return err_set(e, RS_ENOMEM, "out of memory");
-    for (uint32_t i = 0; i < n; i++)
-        all[i].device = devices[i];
-    int r = transport_tcp_open(a->plane->tcp, all, n, a->epoch, &options, &a->model->transport, e);
-    mem_free(all);
-    return r;
-}
-
-static int open_memory(const struct attempt *a, struct device *const *devices, struct err *e)
-{
-    const struct wire_hello *h = &a->plane->hello;
-    struct transport_mem_options options = {.network_bytes_per_s = h->network_bytes_per_s,
-                                            .domain_bytes_per_s = h->domain_bytes_per_s,
-                                            .seed = h->host_seed,
-                                            .max_delay_us = h->host_max_delay_us};
-    return transport_mem_open(devices, a->program.n_plan_devices, a->epoch, &options,
-                              &a->model->transport, e);
-}
-
-/* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
-static int open_transport(struct attempt *a, struct err *e)
-{
-    struct model *m = a->model;
-    const struct program *p = &a->program;
-    if (same_links(m, a))
-        return 0;
-    struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
-    if (devices == NULL)
-        return err_set(e, RS_ENOMEM, "out of memory");
-    memset(m->plan_device, 0xFF, sizeof(m->plan_device));
-    for (uint32_t i = 0; i < p->n_devices; i++) {
-        m->plan_device[i] = p->devices[i].device;
-        devices[p->devices[i].device] = a->plane->devices[i].device;
-    }
-    transport_close(m->transport);
-    m->transport = NULL;
-    int r = a->plane->tcp != NULL ? open_tcp(a, devices, e) : open_memory(a, devices, e);
-    mem_free(devices);
-    m->epoch = a->epoch;
-    m->n_plan_devices = p->n_plan_devices;
-    return r;
-}
-
-static int check_peers(const struct attempt *a, struct err *e)
-{
-    const struct program *p = &a->program;
-    for (uint32_t s = 0; s < p->n_streams; s++) {
-        bool local = false;
-        for (uint32_t d = 0; d < p->n_devices; d++)
-            local = local || p->devices[d].device == p->streams[s].peer;
-        if (!local)
-            return err_set(e, RS_EPRECOND,
-                           "device %u of the plan is on another node, and this data plane was not "
-                           "told where",
-                           p->streams[s].peer);
-    }
-    return 0;
-}
-
 int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
 {
     struct wire_prepare m;
@@ -508,29 +468,37 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
         return err_set(e, RS_EPROTO, "its body, table and descriptors do not fit together");
     if (m.deadline_ns != 0 && clock_mono_ns() > m.deadline_ns)
         return err_set(e, RS_EDEADLINE, "it came after its deadline");
+    uint32_t next_fd = 2;
+    int held_fd = m.has_held != 0 ? packet->fds[next_fd++] : -1;
+    int peers_fd = m.has_peers != 0 ? packet->fds[next_fd++] : -1;
+    int skips_fd = m.has_skips != 0 ? packet->fds[next_fd] : -1;
     a->verify = (enum wire_verify)m.verify;
     int r = open_program(a, packet, e);
     if (r == 0)
         r = read_index(a, packet, m.n_layouts, e);
-    if (r == 0 && m.has_held != 0)
-        r = read_held(a, packet, e);
+    if (r == 0 && held_fd >= 0)
+        r = read_held(a, held_fd, e);
+    if (r == 0 && peers_fd >= 0)
+        r = links_read_peers(a, peers_fd, e);
     if (r == 0)
         r = open_places(a, packet, &m, e);
     if (r == 0)
         r = open_tables(a, e);
     if (r == 0)
         r = count_work(a, e);
-    if (r == 0 && a->held != NULL)
-        r = skip_held(a);
+    if (r == 0 && (a->held != NULL || skips_fd >= 0))
+        r = read_skips(a, skips_fd, e);
     if (r == 0)
-        r = check_peers(a, e);
+        r = links_check(a, e);
     if (r == 0)
         r = open_devices(a, e);
     if (r == 0)
         r = open_parts(a, e);
     if (r == 0)
-        r = open_transport(a, e);
-    return r == 0 ? transport_begin(a->model->transport, a->number, e) : r;
+        r = links_open(a, e);
+    if (r == 0)
+        r = transport_begin(a->model->transport, a->number, e);
+    return r == 0 ? links_connect(a, m.deadline_ns, e) : r;
 }
 
 void attempt_close(struct attempt *a)
@@ -560,6 +528,9 @@ void attempt_close(struct attempt *a)
     mem_free(a->lanes);
     mem_free(a->places);
     mem_free(a->held);
+    mem_free(a->peers);
+    mem_free(a->peer_of);
+    mem_free(a->pairs);
     mem_free(a->index);
     if (a->data != NULL)
         wire_unmap(a->data, a->data_bytes);

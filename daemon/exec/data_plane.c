@@ -64,9 +64,16 @@ void plane_settle(struct plane *p, struct device *d, struct device_stream **stre
     }
 }
 
-bool plane_lease_holds(const struct plane *p)
+bool plane_lease_holds(struct plane *p)
 {
-    return p->lease_ns == 0 || clock_mono_ns() < p->lease_ns;
+    return fence_holds(&p->fence);
+}
+
+bool plane_may_begin(struct plane *p)
+{
+    if (!fence_holds(&p->fence) && queue_empty(&p->errands) && attempts_quiet(p))
+        fence_reopen(&p->fence);
+    return fence_holds(&p->fence);
 }
 
 /* --- HELLO ------------------------------------------------------------------------------------ */
@@ -155,7 +162,8 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     if (p->devices == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
     p->n_ways = count_ways(&h);
-    struct device_host_options options = {.seed = h.host_seed, .max_delay_us = h.host_max_delay_us};
+    struct device_host_options options = {
+        .seed = h.host_seed, .max_delay_us = h.host_max_delay_us, .fence = &p->fence};
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
         options.fail_at_item = i == h.host_fail_device ? h.host_fail_at_item : 0;
         r = device_host_open(i, &options, &p->devices[i].device, e);
@@ -200,7 +208,13 @@ static void on_lease(struct plane *p, struct wire_packet *packet)
     if (packet->header.body_bytes != sizeof(m))
         return;
     memcpy(&m, packet->body, sizeof(m));
-    p->lease_ns = m.until_ns;
+    fence_prolong(&p->fence, m.until_ns);
+}
+
+static void on_stats(struct plane *p, struct wire_packet *packet)
+{
+    struct wire_stats s = links_stats(p);
+    plane_answer(p, &packet->header, WIRE_COUNTED, 0, &s, sizeof(s), -1);
 }
 
 static void on_stop(struct plane *p, struct wire_packet *packet)
@@ -216,6 +230,7 @@ static void (*const handlers[])(struct plane *p, struct wire_packet *packet) = {
     [WIRE_UNBIND] = worker_unbind, [WIRE_PUBLISH] = errand_start,    [WIRE_APPLY] = errand_start,
     [WIRE_CHECK] = errand_start,   [WIRE_PREPARE] = attempt_prepare, [WIRE_START] = attempt_start,
     [WIRE_ABORT] = attempt_abort,  [WIRE_LEASE] = on_lease,          [WIRE_STOP] = on_stop,
+    [WIRE_STATS] = on_stats,
 };
 
 static void refuse(struct plane *p, const struct wire_packet *packet, int code, const char *why)
@@ -298,8 +313,9 @@ static int timeout_ms(const struct plane *p, uint64_t next_ns)
 {
     uint64_t now = clock_mono_ns();
     bool works = has_errands(p) || has_attempts(p);
-    if (p->lease_ns > now && works && p->lease_ns < next_ns)
-        next_ns = p->lease_ns;
+    uint64_t lease_ns = atomic_load(&p->fence.until_ns);
+    if (lease_ns > now && works && lease_ns < next_ns)
+        next_ns = lease_ns;
     if (next_ns == UINT64_MAX)
         return -1;
     if (next_ns <= now)
@@ -348,7 +364,7 @@ static void close_models(struct plane *p)
     struct queue *q;
     while ((q = queue_pop(&p->models)) != NULL) {
         struct model *m = container_of(q, struct model, link);
-        transport_close(m->transport);
+        links_close(p, m);
         mem_free(m);
     }
 }

@@ -359,8 +359,10 @@ void errand_start(struct plane *p, struct wire_packet *packet)
     x->plane = p;
     x->request = packet->header;
     x->pass = PASS_READ;
+    bool may_begin = plane_may_begin(p);
     queue_push(&p->errands, &x->link);
-    int r = errand_open(x, packet, &e);
+    int r =
+        may_begin ? errand_open(x, packet, &e) : err_set(&e, RS_EDEADLINE, "the lease has run out");
     if (r < 0) {
         errand_fail(x, r, &e, UINT32_MAX);
         return;

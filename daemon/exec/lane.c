@@ -378,6 +378,15 @@ static void group_wired(struct transport_group *tg, int status, const struct err
     (void)mailbox_post(&g->lane->attempt->plane->mailbox, &g->wired);
 }
 
+/* Both ends have the stream's order and the message's begin: whoever left out another message than
+ * its peer is found out. */
+static uint32_t message_tag(const struct program_stream *s, const struct program_message *m)
+{
+    uint64_t mixed = (m->begin + 1) * UINT64_C(0x9E3779B97F4A7C15) ^
+                     (s->order + UINT64_C(1)) * UINT64_C(0xC2B2AE3D27D4EB4F);
+    return (uint32_t)(mixed >> 32);
+}
+
 static void start(struct lane *l, struct lane_group *g)
 {
     const struct program *p = program_of(l);
@@ -389,7 +398,8 @@ static void start(struct lane *l, struct lane_group *g)
                                                 .bytes = m->span.bytes,
                                                 .peer = s->peer,
                                                 .send = m->send,
-                                                .network = s->tier == 2};
+                                                .network = s->tier == 2,
+                                                .tag = message_tag(s, &p->messages[m->message])};
     }
     g->group.messages = g->wire;
     g->group.n_messages = g->n;

@@ -8,6 +8,8 @@
  *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
  *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
  *   attempt_open.c  what PREPARE proves and allocates
+ *   links.c       an attempt's peers, transport and connections
+ *   skips.c       what needs not be sent, told from node to node
  *   copies.c      an attempt's local copies, verify.c: its fingerprints
  *   lane.c        an attempt's messages on one device */
 #ifndef RS_EXEC_PLANE_H
@@ -20,6 +22,7 @@
 #include "base/mailbox.h"
 #include "base/queue.h"
 #include "device/device.h"
+#include "device/fence.h"
 #include "exec/wire.h"
 #include "memory/memory.h"
 #include "transport/transport.h"
@@ -81,6 +84,7 @@ struct model {
     struct transport *transport;
     uint32_t n_plan_devices;
     uint32_t plan_device[PLANE_MAX_DEVICES]; /* of each local device; UINT32_MAX: takes no part */
+    uint8_t *parts; /* [n_plan_devices]: here, elsewhere, nowhere (links.c) */
     struct attempt *attempt;
 };
 
@@ -97,7 +101,8 @@ struct plane {
     struct transport_tcp_node *tcp; /* NULL: the transport is the in-memory one */
     struct segment_table *segments;
     struct queue workers, models, errands;
-    uint64_t lease_ns; /* 0: none is kept */
+    struct fence fence;     /* the lease, as the devices' threads see it */
+    struct wire_stats past; /* counters of transports that are closed */
     bool stop;
     bool broken; /* a stream could not be replaced: the process must go */
 };
@@ -114,8 +119,12 @@ void plane_answer_table(struct plane *p, const struct wire_header *request, enum
 /* Waits, here and now, for copies that were enqueued and can't be told when they end (the call
  * behind them was refused), and gives the stream a successor. For streams of copies alone. */
 void plane_settle(struct plane *p, struct device *d, struct device_stream **stream);
-/* False once the lease has run out. */
-bool plane_lease_holds(const struct plane *p);
+/* False once the lease has run out; and until all that was in flight then has ended, though it was
+ * prolonged meanwhile. */
+bool plane_lease_holds(struct plane *p);
+/* As plane_lease_holds, for something new: a lease that was prolonged counts again where nothing is
+ * in flight any more. */
+bool plane_may_begin(struct plane *p);
 struct model *plane_model(struct plane *p, uint64_t id);
 
 /* --- worker.c --- */
@@ -140,7 +149,13 @@ void attempt_abort(struct plane *p, struct wire_packet *packet);
 void attempts_lease_lost(struct plane *p);
 /* Stops all work; true once nothing is in flight. */
 bool attempts_stop(struct plane *p);
+/* Nothing of any attempt is in flight, and nothing will be. */
+bool attempts_quiet(const struct plane *p);
 /* Sends what PROGRESS is due; returns the monotonic time when the next is, or UINT64_MAX. */
 uint64_t attempts_progress(struct plane *p);
+
+/* --- links.c --- */
+void links_close(struct plane *p, struct model *m);
+struct wire_stats links_stats(const struct plane *p);
 
 #endif

@@ -63,8 +63,10 @@ static void hold_read(struct attempt *a, uint32_t hold)
     if (is_source(a, hold))
         return;
     a->n_checks_left--;
-    if (a->cell_known[cell] != 0 && a->cell_prints[cell] != a->hold_prints[hold])
-        mismatch(a, hold, cell);
+    if (a->cell_known[cell] == 0 || a->cell_prints[cell] == a->hold_prints[hold])
+        return;
+    a->hold_state[hold] = HOLD_WRONG;
+    mismatch(a, hold, cell);
 }
 
 static void checker_landed(struct pump *p, const struct pump_ticket *t)

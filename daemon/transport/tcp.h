@@ -4,9 +4,15 @@
  *   tcp_node.c       listening socket; lets in who says the right hello, lets strangers go
  *   tcp_conn.c       one connection: reads into, and writes out of, the messages' own buffers
  *   tcp_link.c       the connections and messages from one device to another
+ *   tcp_dial.c       transport_connect: all connections that an attempt needs, before it starts
  *   transport_tcp.c  groups, attempts, the vtable
  *
  *   device a:  port ── out link to b ══ 1 … 8 connections ══ in link from a ── port  :device b
+ *
+ * Who lets in: a hello shows the token of the attempt, and is good for one connection. One of an
+ * attempt that has not begun here waits in its place until that has begun, or for HELLO_MS. The
+ * acceptor's WELCOME tells the connector that it was let in. A connection serves all attempts of the
+ * epoch.
  *
  * A group runs on its stream's thread, which itself reads and writes the sockets of its device: a
  * buffer is touched by no other thread, so the group's end is the buffer's release. The node's
@@ -42,7 +48,7 @@ union tcp_address {
     struct sockaddr_in6 v6;
 };
 
-enum { TCP_ADDRESS_TEXT_BYTES = 64 };
+enum { TCP_ADDRESS_TEXT_BYTES = 64, TCP_NODE_TEXT_BYTES = 64 };
 
 /* One end of a message; of its group. */
 struct tcp_message {
@@ -51,6 +57,7 @@ struct tcp_message {
     struct tcp_link *link;
     uint8_t *data;
     uint64_t bytes, sequence;
+    uint32_t tag;
     uint64_t claimed; /* given to frames */
     uint64_t moved;   /* written, or landed */
     bool send, network, posted, done;
@@ -84,7 +91,9 @@ struct tcp_conn {
     int fd; /* -1: none */
     uint32_t stream;
     bool connecting, readable, writable;
-    bool hung; /* the other side has closed; what it sent before may still be there */
+    bool counted; /* among the node's connections */
+    bool welcome; /* out: the other side has let it in */
+    bool hung;    /* the other side has closed; what it sent before may still be there */
     uint64_t said_ns;
     struct tcp_out out;
     struct tcp_in in;
@@ -100,12 +109,12 @@ struct tcp_link {
     bool lost; /* a connection broke in this attempt while nothing was posted */
     uint64_t n_posted;
     uint64_t heard_ns;
-    uint64_t generation; /* of the last connection that was made */
+    char why[128]; /* what ended a connection last, while nothing was posted */
     struct tcp_conn conns[TRANSPORT_TCP_MAX_STREAMS];
     /* Under tcp.mutex: connections that the node let in, not yet taken over. */
     struct queue in_arrivals;
-    int arrived[TRANSPORT_TCP_MAX_STREAMS]; /* -1: none */
-    uint64_t newest[TRANSPORT_TCP_MAX_STREAMS];
+    int arrived[TRANSPORT_TCP_MAX_STREAMS];     /* -1: none */
+    uint64_t newest[TRANSPORT_TCP_MAX_STREAMS]; /* attempt of the last one let in */
 };
 
 /* A local device. All but the arrivals belongs to the holder of io. */
@@ -129,8 +138,22 @@ struct tcp_port {
 struct tcp_peer {
     struct tcp_port *port; /* local devices */
     union tcp_address address;
-    uint8_t token[TRANSPORT_TOKEN_BYTES];
+    char node[TCP_NODE_TEXT_BYTES];
+    uint8_t token[TRANSPORT_TOKEN_BYTES]; /* under node.mutex */
     bool takes_part;
+};
+
+/* A transport_connect under way; the node's thread has it. */
+struct tcp_dial {
+    struct transport_connect *request;
+    struct err err;
+    uint32_t n;
+    struct tcp_dialled {
+        struct tcp_link *link;
+        uint64_t retry_ns;
+        uint32_t backoff_ms;
+        bool stands;
+    } pairs[];
 };
 
 struct tcp {
@@ -141,7 +164,8 @@ struct tcp {
     struct tcp_peer *peers; /* [n_devices] */
     uint32_t n_devices, n_remote;
     pthread_mutex_t mutex;
-    uint32_t n_groups; /* enqueued and not over */
+    uint32_t n_groups;     /* enqueued and not over; a dial is one */
+    struct tcp_dial *dial; /* under node.mutex */
     _Atomic uint64_t attempt;
     atomic_bool aborted;
 };
@@ -160,6 +184,14 @@ struct tcp_group {
 void tcp_node_add(struct transport_tcp_node *node, struct tcp *t);
 /* Afterwards the node's thread touches it no more. */
 void tcp_node_remove(struct transport_tcp_node *node, struct tcp *t);
+void tcp_node_lock(struct transport_tcp_node *node);
+void tcp_node_unlock(struct transport_tcp_node *node);
+/* Looks at what has changed: a new attempt, a dial, an abort. Any thread. */
+void tcp_node_wake(struct transport_tcp_node *node);
+/* The port's events wake the node's thread too, while it dials. */
+int tcp_node_watch(struct transport_tcp_node *node, struct tcp_port *port);
+void tcp_node_ignore(struct transport_tcp_node *node, struct tcp_port *port);
+void tcp_node_count(struct transport_tcp_node *node, bool made);
 const union tcp_address *tcp_node_address(const struct transport_tcp_node *node);
 int tcp_address_parse(const char *text, uint16_t port, union tcp_address *ret);
 socklen_t tcp_address_bytes(const union tcp_address *a);
@@ -186,6 +218,8 @@ void tcp_conn_probe(struct tcp_conn *c);
 /* The link of `port` to or from `peer`, made if need be. NULL: no memory. Any thread. */
 struct tcp_link *tcp_link_get(struct tcp_port *port, uint32_t peer, bool out);
 void tcp_link_free(struct tcp_link *l);
+/* Begins to make one of its connections; a failure is told as tcp_link_fail does. */
+void tcp_link_dial(struct tcp_link *l, uint32_t stream);
 void tcp_link_post(struct tcp_link *l, struct tcp_message *m, uint64_t now);
 struct tcp_message *tcp_link_find(struct tcp_link *l, uint64_t sequence);
 /* The next frame's message of an out link, or the next one to be answered of an in link. */
@@ -198,16 +232,28 @@ void tcp_link_withdraw(struct tcp_link *l, struct tcp_message *m);
 /* Fails the group that runs, if it waits for this link; text says what happened. */
 void tcp_link_fail(struct tcp_link *l, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* "device 0, peer device 3 of node 'b' at 10.0.0.2:7001: text"; returns code. */
+int tcp_link_error(const struct tcp_link *l, struct err *e, int code, const char *text);
 /* Silence of the peer, and ALIVE to it. */
 void tcp_link_tick(struct tcp_link *l, uint64_t now);
 /* Takes over what the node let in. */
 void tcp_port_adopt(struct tcp_port *port);
 
+/* --- tcp_dial.c --- */
+int tcp_connect(struct transport *transport, struct transport_connect *c);
+/* The node's thread, under node.mutex: goes on with the transport's dial; when to come again. */
+uint64_t tcp_dial_step(struct tcp *t, uint64_t now);
+
 /* --- transport_tcp.c --- */
+struct tcp *tcp_of_transport(const struct transport *t);
+struct tcp_port *tcp_port_of(const struct tcp *t, uint32_t device);
 uint64_t tcp_beat_ns(const struct tcp *t);
+/* Takes the events that are there. */
+void tcp_port_take_events(struct tcp_port *port);
 /* All links of a port; while it is idle its senders' answers are read too. */
 void tcp_port_tick(struct tcp_port *port, uint64_t now);
-/* The node's thread: 0 when it took fd; else what is wrong with the hello. */
-const char *tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd);
+/* The node's thread, under node.mutex. REFUSED: *ret_why says what is wrong with the hello. */
+enum tcp_answer { TCP_TAKEN, TCP_REFUSED, TCP_NOT_YET, TCP_NOT_MINE };
+enum tcp_answer tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd, const char **ret_why);
 
 #endif

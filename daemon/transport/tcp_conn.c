@@ -41,6 +41,12 @@ void tcp_conn_init(struct tcp_conn *c, struct tcp_link *l, uint32_t stream)
     *c = (struct tcp_conn){.link = l, .fd = -1, .stream = stream};
 }
 
+static void count(struct tcp_conn *c)
+{
+    c->counted = true;
+    tcp_node_count(tcp_of(c)->node, true);
+}
+
 int tcp_conn_open(struct tcp_conn *c, int fd, const struct tcp_hello *hello)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
@@ -55,6 +61,8 @@ int tcp_conn_open(struct tcp_conn *c, int fd, const struct tcp_hello *hello)
     if (hello != NULL) {
         tcp_hello_pack(hello, c->out.header);
         c->out.header_bytes = TCP_HELLO_BYTES;
+    } else {
+        count(c);
     }
     return 0;
 }
@@ -63,6 +71,8 @@ void tcp_conn_close(struct tcp_conn *c)
 {
     if (c->fd >= 0)
         (void)close(c->fd);
+    if (c->counted)
+        tcp_node_count(tcp_of(c)->node, false);
     tcp_conn_init(c, c->link, c->stream);
 }
 
@@ -83,6 +93,10 @@ void tcp_conn_probe(struct tcp_conn *c)
     uint8_t byte;
     if (c->fd < 0)
         return;
+    if (c->hung) {
+        tcp_conn_close(c);
+        return;
+    }
     ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
         tcp_conn_close(c);
@@ -140,6 +154,7 @@ static bool stage_data(struct tcp_conn *c)
                                 .network = m->network,
                                 .sequence = m->sequence,
                                 .message_bytes = m->bytes,
+                                .tag = m->tag,
                                 .offset = m->claimed,
                                 .length = (uint32_t)n});
     c->out.message = m;
@@ -196,6 +211,7 @@ static bool connected(struct tcp_conn *c)
     }
     c->connecting = false;
     c->readable = true;
+    count(c);
     return true;
 }
 
@@ -214,6 +230,15 @@ static void written(struct tcp_conn *c)
     atomic_fetch_add(&c->link->port->sent_bytes[sent->network], length);
     sent->moved += length;
     tcp_link_settle(c->link, sent);
+}
+
+/* True when the lease is over: the group fails, its buffers are left alone. */
+static bool fenced(struct tcp_conn *c)
+{
+    if (fence_holds(tcp_of(c)->options.fence))
+        return false;
+    tcp_link_fail(c->link, RS_EDEADLINE, "the lease has run out");
+    return true;
 }
 
 /* Header and payload in one call, straight out of the message's buffer. */
@@ -248,7 +273,8 @@ bool tcp_conn_write(struct tcp_conn *c)
 {
     if (c->fd < 0 || (c->connecting && !connected(c)))
         return false;
-    if (!c->writable || (!staged(c) && !stage_next(c)) || must_wait(c))
+    if (!c->writable || (!staged(c) && !stage_next(c)) || must_wait(c) ||
+        (c->out.message != NULL && fenced(c)))
         return false;
     ssize_t n = send_some(c);
     if (n < 0 && errno == EINTR)
@@ -330,6 +356,8 @@ static bool take_data(struct tcp_conn *c)
         refuse(c, 0, "more than was planned");
     else if (m->bytes != f->message_bytes)
         refuse(c, m->bytes, "sizes differ");
+    else if (m->tag != f->tag)
+        refuse(c, m->bytes, "it is another message than was planned");
     else if (m->network != f->network)
         refuse(c, m->bytes, "tiers differ");
     else if (f->length > m->bytes - m->claimed)
@@ -366,6 +394,8 @@ static bool of_this_link(const struct tcp_conn *c, const struct tcp_frame *f)
     const struct tcp_link *l = c->link;
     uint32_t from = l->out ? l->port->device : l->peer, to = l->out ? l->peer : l->port->device;
     bool way = f->type == TCP_ALIVE || (f->type == TCP_DATA) == !l->out;
+    if (f->type == TCP_WELCOME && c->welcome)
+        return false;
     return way && f->from == from && f->to == to && f->epoch == tcp_of(c)->base.epoch;
 }
 
@@ -378,7 +408,9 @@ static bool take_frame(struct tcp_conn *c)
     }
     if (c->in.frame.type == TCP_DATA)
         return take_data(c);
-    if (c->in.frame.type == TCP_ALIVE)
+    if (c->in.frame.type == TCP_WELCOME)
+        c->welcome = true;
+    if (c->in.frame.type == TCP_ALIVE || c->in.frame.type == TCP_WELCOME)
         c->in.header_at = 0;
     else
         take_answer(c);
@@ -443,7 +475,7 @@ bool tcp_conn_read(struct tcp_conn *c)
             fail(c, RS_EPEER, "the connection was closed by the other side");
         return taken;
     }
-    if (!c->readable || paced(c))
+    if (!c->readable || paced(c) || (c->in.message != NULL && fenced(c)))
         return false;
     ssize_t n = receive_some(c);
     if (n < 0 && errno == EINTR)

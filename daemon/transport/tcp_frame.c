@@ -31,14 +31,15 @@ void tcp_hello_pack(const struct tcp_hello *h, uint8_t out[TCP_HELLO_BYTES])
     struct cursor c = {.out = out};
     put(&c, HELLO_MAGIC, 4);
     put(&c, h->protocol, 4);
+    put(&c, h->model, 8);
     put(&c, h->epoch, 8);
+    put(&c, h->attempt, 8);
     memcpy(c.out, h->token, sizeof(h->token));
     c.out += sizeof(h->token);
     put(&c, h->from, 4);
     put(&c, h->to, 4);
     put(&c, h->stream, 4);
     put(&c, 0, 4);
-    put(&c, h->generation, 8);
 }
 
 int tcp_hello_unpack(const uint8_t in[TCP_HELLO_BYTES], struct tcp_hello *ret)
@@ -48,7 +49,9 @@ int tcp_hello_unpack(const uint8_t in[TCP_HELLO_BYTES], struct tcp_hello *ret)
     if (take(&c, 4) != HELLO_MAGIC)
         return RS_EPROTO;
     h.protocol = (uint32_t)take(&c, 4);
+    h.model = take(&c, 8);
     h.epoch = take(&c, 8);
+    h.attempt = take(&c, 8);
     memcpy(h.token, c.in, sizeof(h.token));
     c.in += sizeof(h.token);
     h.from = (uint32_t)take(&c, 4);
@@ -56,7 +59,6 @@ int tcp_hello_unpack(const uint8_t in[TCP_HELLO_BYTES], struct tcp_hello *ret)
     h.stream = (uint32_t)take(&c, 4);
     if (take(&c, 4) != 0)
         return RS_EPROTO;
-    h.generation = take(&c, 8);
     *ret = h;
     return 0;
 }
@@ -84,7 +86,7 @@ void tcp_frame_pack(const struct tcp_frame *f, uint8_t out[TCP_FRAME_BYTES])
     put(&c, f->length, 4);
     put(&c, f->from, 4);
     put(&c, f->to, 4);
-    put(&c, 0, 4);
+    put(&c, f->tag, 4);
 }
 
 static bool fits_together(const struct tcp_frame *f)
@@ -96,7 +98,8 @@ static bool fits_together(const struct tcp_frame *f)
     case TCP_ACCEPT:
     case TCP_REFUSE:
     case TCP_ALIVE:
-        return f->length == 0;
+    case TCP_WELCOME:
+        return f->length == 0 && f->tag == 0;
     default:
         return false;
     }
@@ -120,7 +123,7 @@ int tcp_frame_unpack(const uint8_t in[TCP_FRAME_BYTES], struct tcp_frame *ret)
     f.length = (uint32_t)take(&c, 4);
     f.from = (uint32_t)take(&c, 4);
     f.to = (uint32_t)take(&c, 4);
-    zero |= take(&c, 4);
+    f.tag = (uint32_t)take(&c, 4);
     if (flags > 1 || zero != 0 || !fits_together(&f))
         return RS_EPROTO;
     *ret = f;

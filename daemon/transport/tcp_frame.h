@@ -1,7 +1,7 @@
 /* What travels on a data connection: a hello, then frames; both little-endian, of fixed size.
  *
  *   connector (from) → acceptor (to):  hello, then DATA frames, each followed by its payload
- *   acceptor → connector:              ACCEPT or REFUSE, one per message
+ *   acceptor → connector:              WELCOME, once; ACCEPT or REFUSE, one per message
  *   either:                            ALIVE, where there is nothing else to say
  *
  * Pure: packing, unpacking, and what can be said of a header alone. */
@@ -14,22 +14,21 @@
 #include "transport/transport.h"
 
 enum {
-    TCP_PROTOCOL = 1,
-    TCP_HELLO_BYTES = 56,
+    TCP_PROTOCOL = 2,
+    TCP_HELLO_BYTES = 64,
     TCP_FRAME_BYTES = 64, /* the header of a frame */
     TCP_MAX_PAYLOAD_BYTES = 1 << 20
 };
 
 struct tcp_hello {
     uint32_t protocol;
-    uint64_t epoch;
+    uint64_t model, epoch, attempt;
     uint8_t token[TRANSPORT_TOKEN_BYTES];
     uint32_t from, to; /* the plan's devices: DATA goes this way */
-    uint32_t stream;
-    uint64_t generation; /* grows with each connection of (from, to, stream): none counts twice */
+    uint32_t stream;   /* one connection for each (model, epoch, attempt, from, to, stream) */
 };
 
-enum tcp_frame_type { TCP_DATA = 1, TCP_ACCEPT, TCP_REFUSE, TCP_ALIVE };
+enum tcp_frame_type { TCP_DATA = 1, TCP_ACCEPT, TCP_REFUSE, TCP_ALIVE, TCP_WELCOME };
 
 struct tcp_frame {
     uint8_t type; /* enum tcp_frame_type */
@@ -40,6 +39,7 @@ struct tcp_frame {
     uint64_t message_bytes; /* DATA: the sender's; REFUSE: the receiver's */
     uint64_t offset;        /* DATA: of the payload in the message */
     uint32_t length;        /* DATA: bytes of payload that follow */
+    uint32_t tag;           /* DATA: what the message is */
 };
 
 void tcp_hello_pack(const struct tcp_hello *h, uint8_t out[TCP_HELLO_BYTES]);

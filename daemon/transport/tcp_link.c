@@ -65,23 +65,34 @@ static bool peer_is_local(const struct tcp_link *l)
     return l->port->tcp->peers[l->peer].port != NULL;
 }
 
+int tcp_link_error(const struct tcp_link *l, struct err *e, int code, const char *text)
+{
+    const struct tcp_peer *peer = &l->port->tcp->peers[l->peer];
+    char address[TCP_ADDRESS_TEXT_BYTES];
+    (void)tcp_address_text(&peer->address, address);
+    if (peer->node[0] == '\0')
+        return err_set(e, code, "device %u, peer device %u at %s: %s", l->port->device, l->peer,
+                       address, text);
+    return err_set(e, code, "device %u, peer device %u of node '%s' at %s: %s", l->port->device,
+                   l->peer, peer->node, address, text);
+}
+
 void tcp_link_fail(struct tcp_link *l, int code, const char *format, ...)
 {
     struct tcp_group *g = l->port->group;
-    char text[256], address[TCP_ADDRESS_TEXT_BYTES];
+    char text[128];
     va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
     if (queue_empty(&l->messages) || g == NULL) {
         l->lost = true;
+        memcpy(l->why, text, sizeof(l->why));
         return;
     }
     if (g->status != 0)
         return;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    g->status =
-        err_set(&g->err, code, "device %u, peer device %u at %s: %s", l->port->device, l->peer,
-                tcp_address_text(&l->port->tcp->peers[l->peer].address, address), text);
+    g->status = tcp_link_error(l, &g->err, code, text);
     l->port->failed = code;
 }
 
@@ -100,7 +111,7 @@ void tcp_link_post(struct tcp_link *l, struct tcp_message *m, uint64_t now)
     m->posted = true;
     queue_push(&l->messages, &m->in_link);
     if (l->lost)
-        tcp_link_fail(l, RS_EPEER, "its connection broke");
+        tcp_link_fail(l, RS_EPEER, "its connection broke: %s", l->why);
 }
 
 static void leave(struct tcp_link *l, struct tcp_message *m)
@@ -178,16 +189,17 @@ static int start_connecting(const union tcp_address *to, int *ret)
     return 0;
 }
 
-static void open_stream(struct tcp_link *l, uint32_t stream)
+void tcp_link_dial(struct tcp_link *l, uint32_t stream)
 {
     struct tcp *t = l->port->tcp;
     const struct tcp_peer *peer = &t->peers[l->peer];
     struct tcp_hello hello = {.protocol = TCP_PROTOCOL,
+                              .model = t->options.model,
                               .epoch = t->base.epoch,
+                              .attempt = atomic_load(&t->attempt),
                               .from = l->port->device,
                               .to = l->peer,
-                              .stream = stream,
-                              .generation = ++l->generation};
+                              .stream = stream};
     memcpy(hello.token, peer->token, sizeof(hello.token));
     int fd = -1;
     int r = start_connecting(&peer->address, &fd);
@@ -216,17 +228,18 @@ static void open_streams(struct tcp_link *l)
     uint64_t wanted = 1 + unsent_bytes(l) / STREAM_BYTES;
     for (uint32_t s = 0; s < l->port->tcp->options.streams && s < wanted; s++)
         if (l->conns[s].fd < 0 && l->port->failed == 0)
-            open_stream(l, s);
+            tcp_link_dial(l, s);
 }
 
 /* Replaces the one before, whose other end has gone: its hello's generation was above. */
 static void adopt(struct tcp_link *l, uint32_t stream, int fd)
 {
     struct tcp_conn *c = &l->conns[stream];
-    if (c->fd >= 0) {
+    if (c->fd >= 0 && !queue_empty(&l->messages))
         tcp_link_fail(l, RS_EPEER, "its connection was replaced");
-        tcp_conn_close(c);
-    }
+    tcp_conn_close(c);
+    if (l->n_posted == 0)
+        l->lost = false; /* nothing of this attempt can have gone with the former one */
     if (tcp_conn_open(c, fd, NULL) == 0)
         return;
     tcp_link_fail(l, RS_EEXHAUSTED, "a connection could not be watched: %s", strerror(errno));

@@ -1,7 +1,8 @@
 /* The listening socket and its thread. A connection says its hello within HELLO_MS, in one piece of
  * TCP_HELLO_BYTES, or it goes; what follows the hello stays in the socket for the group that reads
- * it. Strangers are counted, and cost no more than one of N_CALLERS places: where all are taken the
- * oldest goes, since who belongs here speaks at once. */
+ * it. A hello of an attempt that has not begun here is kept so long, too. Strangers are counted, and
+ * cost no more than one of N_CALLERS places: where all are taken the oldest goes, since who belongs
+ * here speaks at once, and comes again. */
 #include "transport/tcp.h"
 
 #include <arpa/inet.h>
@@ -36,8 +37,8 @@ struct transport_tcp_node {
     struct queue transports;
     struct caller callers[N_CALLERS];
     uint64_t deaf_until_ns; /* no descriptors were left: not listening until then */
-    _Atomic uint64_t refused;
-    atomic_bool stop;
+    _Atomic uint64_t refused, connections, connected;
+    atomic_bool stop, changed;
 };
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -89,25 +90,33 @@ static void refuse(struct transport_tcp_node *n, struct caller *c, const char *w
     atomic_fetch_add(&n->refused, 1);
 }
 
-static const char *admit(struct transport_tcp_node *n, const struct tcp_hello *h, int fd)
+/* The first transport to which it belongs judges; one that belongs to none may be early. */
+static enum tcp_answer admit(struct transport_tcp_node *n, const struct tcp_hello *h, int fd,
+                             const char **ret_why)
 {
-    const char *why = "its token is not one that is waited for";
+    enum tcp_answer answer = TCP_NOT_MINE;
     (void)pthread_mutex_lock(&n->mutex);
     queue_foreach (q, &n->transports) {
-        const char *said = tcp_admit(container_of(q, struct tcp, in_node), h, fd);
-        if (said == NULL || said[0] != '\0') {
-            why = said;
+        answer = tcp_admit(container_of(q, struct tcp, in_node), h, fd, ret_why);
+        if (answer != TCP_NOT_MINE)
             break;
-        }
     }
     (void)pthread_mutex_unlock(&n->mutex);
-    return why;
+    return answer;
+}
+
+/* What it says after its hello is not for the node; that it leaves is. */
+static int keep(struct transport_tcp_node *n, struct caller *c)
+{
+    struct epoll_event ev = {.events = EPOLLRDHUP, .data.ptr = c};
+    return epoll_ctl(n->epoll, EPOLL_CTL_ADD, c->fd, &ev);
 }
 
 static void hear_out(struct transport_tcp_node *n, struct caller *c)
 {
     struct tcp_hello h;
-    const char *why;
+    const char *why = NULL;
+    enum tcp_answer answer = TCP_REFUSED;
     if (tcp_hello_unpack(c->hello, &h) != 0)
         why = "what it said is no hello";
     else if (h.protocol != TCP_PROTOCOL)
@@ -117,14 +126,33 @@ static void hear_out(struct transport_tcp_node *n, struct caller *c)
     else if (epoll_ctl(n->epoll, EPOLL_CTL_DEL, c->fd, NULL) != 0)
         why = "its socket could not be handed over";
     else
-        why = admit(n, &h, c->fd);
-    if (why != NULL)
+        answer = admit(n, &h, c->fd, &why);
+    if ((answer == TCP_NOT_YET || answer == TCP_NOT_MINE) && keep(n, c) != 0) {
+        why = "it could not be kept";
+        answer = TCP_REFUSED;
+    }
+    if (answer == TCP_REFUSED)
         refuse(n, c, why);
-    c->fd = -1;
+    else if (answer == TCP_TAKEN)
+        c->fd = -1;
+}
+
+/* An attempt may have begun: those that were early are heard again. */
+static void hear_again(struct transport_tcp_node *n)
+{
+    if (!atomic_exchange(&n->changed, false))
+        return;
+    for (int i = 0; i < N_CALLERS; i++)
+        if (n->callers[i].fd >= 0 && n->callers[i].at == TCP_HELLO_BYTES)
+            hear_out(n, &n->callers[i]);
 }
 
 static void hear(struct transport_tcp_node *n, struct caller *c)
 {
+    if (c->at == TCP_HELLO_BYTES) {
+        refuse(n, c, "it left before its attempt began");
+        return;
+    }
     ssize_t got = recv(c->fd, c->hello + c->at, TCP_HELLO_BYTES - c->at, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return;
@@ -188,7 +216,9 @@ static uint64_t expire(struct transport_tcp_node *n, uint64_t now)
         struct caller *c = &n->callers[i];
         uint64_t due = c->since_ns + HELLO_MS * UINT64_C(1000000);
         if (c->fd >= 0 && due <= now)
-            refuse(n, c, "no hello came in time");
+            refuse(n, c,
+                   c->at < TCP_HELLO_BYTES ? "no hello came in time"
+                                           : "its attempt has not begun here");
         else if (c->fd >= 0)
             next = earlier(next, due);
     }
@@ -206,6 +236,7 @@ static uint64_t tick(struct transport_tcp_node *n, uint64_t now)
     (void)pthread_mutex_lock(&n->mutex);
     queue_foreach (q, &n->transports) {
         struct tcp *t = container_of(q, struct tcp, in_node);
+        next = earlier(next, tcp_dial_step(t, now));
         if (t->n_remote == 0)
             continue;
         next = earlier(next, now + tcp_beat_ns(t) / 2);
@@ -242,6 +273,7 @@ static void *serve(void *arg)
     struct epoll_event events[N_EVENTS];
     while (!atomic_load(&n->stop)) {
         uint64_t now = clock_mono_ns();
+        hear_again(n);
         uint64_t next = earlier(expire(n, now), tick(n, now));
         int count = epoll_wait(n->epoll, events, N_EVENTS, wait_ms(now, next));
         for (int i = 0; i < count; i++) {
@@ -251,7 +283,7 @@ static void *serve(void *arg)
                 take_caller(n);
             else if (what == &n->wake)
                 woken(n);
-            else if (c->fd >= 0)
+            else if (what != NULL && c->fd >= 0)
                 hear(n, c);
         }
     }
@@ -260,9 +292,10 @@ static void *serve(void *arg)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static void wake(struct transport_tcp_node *n)
+void tcp_node_wake(struct transport_tcp_node *n)
 {
     uint64_t one = 1;
+    atomic_store(&n->changed, true);
     ssize_t put = write(n->wake, &one, sizeof(one));
     (void)put; /* a full counter wakes as well */
 }
@@ -272,7 +305,40 @@ void tcp_node_add(struct transport_tcp_node *node, struct tcp *t)
     (void)pthread_mutex_lock(&node->mutex);
     queue_push(&node->transports, &t->in_node);
     (void)pthread_mutex_unlock(&node->mutex);
-    wake(node);
+    tcp_node_wake(node);
+}
+
+void tcp_node_lock(struct transport_tcp_node *node)
+{
+    (void)pthread_mutex_lock(&node->mutex);
+}
+
+void tcp_node_unlock(struct transport_tcp_node *node)
+{
+    (void)pthread_mutex_unlock(&node->mutex);
+}
+
+int tcp_node_watch(struct transport_tcp_node *node, struct tcp_port *port)
+{
+    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
+    if (epoll_ctl(node->epoll, EPOLL_CTL_ADD, port->epoll, &ev) == 0 || errno == EEXIST)
+        return 0;
+    return err_from_errno(errno);
+}
+
+void tcp_node_ignore(struct transport_tcp_node *node, struct tcp_port *port)
+{
+    (void)epoll_ctl(node->epoll, EPOLL_CTL_DEL, port->epoll, NULL);
+}
+
+void tcp_node_count(struct transport_tcp_node *node, bool made)
+{
+    if (made) {
+        atomic_fetch_add(&node->connections, 1);
+        atomic_fetch_add(&node->connected, 1);
+    } else {
+        atomic_fetch_sub(&node->connections, 1);
+    }
 }
 
 void tcp_node_remove(struct transport_tcp_node *node, struct tcp *t)
@@ -296,6 +362,16 @@ uint16_t transport_tcp_node_port(const struct transport_tcp_node *node)
 uint64_t transport_tcp_node_refused(const struct transport_tcp_node *node)
 {
     return atomic_load(&((struct transport_tcp_node *)(uintptr_t)node)->refused);
+}
+
+uint64_t transport_tcp_node_connections(const struct transport_tcp_node *node)
+{
+    return atomic_load(&((struct transport_tcp_node *)(uintptr_t)node)->connections);
+}
+
+uint64_t transport_tcp_node_connected(const struct transport_tcp_node *node)
+{
+    return atomic_load(&((struct transport_tcp_node *)(uintptr_t)node)->connected);
 }
 
 static int listen_at(struct transport_tcp_node *n)
@@ -375,7 +451,7 @@ void transport_tcp_node_close(struct transport_tcp_node *node)
         return;
     rs_assert(queue_empty(&node->transports));
     atomic_store(&node->stop, true);
-    wake(node);
+    tcp_node_wake(node);
     (void)pthread_join(node->thread, NULL);
     close_all(node);
     (void)pthread_mutex_destroy(&node->mutex);

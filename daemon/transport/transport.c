@@ -7,6 +7,11 @@ int transport_begin(struct transport *t, uint64_t attempt, struct err *e)
     return t->ops->begin(t, attempt, e);
 }
 
+int transport_connect(struct transport *t, struct transport_connect *c)
+{
+    return t->ops->connect(t, c);
+}
+
 int transport_enqueue(struct transport *t, uint32_t device, struct device_stream *stream,
                       struct transport_group *group)
 {

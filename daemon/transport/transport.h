@@ -5,8 +5,8 @@
  * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c moves them over
  * TCP connections; both pass one contract test.
  *
- * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes,
- * else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
+ * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes
+ * and tag, else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
  * all its messages progress together, and the stream goes on when all are complete. Buffers stay
  * untouched by others until then. Every frame carries epoch and attempt; what belongs to another
  * attempt is dropped and counted. */
@@ -27,6 +27,7 @@ struct transport_message {
     uint32_t peer; /* the plan's device index */
     bool send;
     bool network; /* tier, for the counters and rates: false inside a domain */
+    uint32_t tag; /* what the message is; must be the same at both ends */
 };
 
 /* The caller's, alive until on_done. */
@@ -36,6 +37,21 @@ struct transport_group {
     /* Exactly once, on some thread: 0, RS_ECANCELED (aborted), RS_EPEER / RS_EDEADLINE / RS_EPROTO
      * with the peer named in err. Not called if transport_enqueue itself failed. */
     void (*on_done)(struct transport_group *g, int status, const struct err *e);
+    void *arg;
+};
+
+struct transport_pair {
+    uint32_t device, peer; /* the plan's device indices; device is local and sends */
+};
+
+/* The caller's, alive until on_done. */
+struct transport_connect {
+    const struct transport_pair *pairs;
+    uint32_t n_pairs;
+    uint64_t deadline_ns; /* monotonic */
+    /* Exactly once, on some thread, maybe before transport_connect returns; may only post to a
+     * mailbox and the like. 0, RS_ECANCELED (aborted), RS_EDEADLINE with the peer named in err. */
+    void (*on_done)(struct transport_connect *c, int status, const struct err *e);
     void *arg;
 };
 
@@ -52,6 +68,7 @@ struct transport_mem_options {
     uint32_t max_delay_us; /* random delay before each message */
     uint32_t kill_after; /* the device kill_device falls silent after so many messages; 0: never */
     uint32_t kill_device;
+    struct fence *fence; /* as in transport_tcp_options */
 };
 
 /* All the plan's devices are local. devices[i] is the plan's device i (NULL where it does not take
@@ -74,6 +91,9 @@ int transport_tcp_node_open(const char *address, uint16_t port, struct transport
 uint16_t transport_tcp_node_port(const struct transport_tcp_node *node);
 /* Connections that were let go: no hello in time, or not one that anybody waits for. */
 uint64_t transport_tcp_node_refused(const struct transport_tcp_node *node);
+/* Connections of all its transports, both ways: that stand now, and that were made so far. */
+uint64_t transport_tcp_node_connections(const struct transport_tcp_node *node);
+uint64_t transport_tcp_node_connected(const struct transport_tcp_node *node);
 /* All its transports must be closed. NULL is fine. */
 void transport_tcp_node_close(struct transport_tcp_node *node);
 
@@ -81,8 +101,9 @@ void transport_tcp_node_close(struct transport_tcp_node *node);
 struct transport_tcp_device {
     struct device *device; /* NULL: not local */
     const char *address;   /* numeric, copied; NULL where the device takes no part or is local */
+    const char *node;      /* its name, for errors, copied; NULL: none */
     uint16_t port;
-    /* Not local: the secret that both data planes were told for this epoch. Local devices reach
+    /* Not local: the secret that both data planes were told for this attempt. Local devices reach
      * each other by one that the transport makes itself. */
     uint8_t token[TRANSPORT_TOKEN_BYTES];
 };
@@ -96,6 +117,10 @@ struct transport_tcp_options {
      * well something is always heard: each end of a connection says so when it has nothing else to
      * say. */
     uint32_t silence_ms;
+    uint64_t model; /* epochs and attempts are counted by model */
+    /* Looked at before each read into and write out of a message; shut, it fails the group
+     * (RS_EDEADLINE). NULL: none. Outlives the transport. */
+    struct fence *fence;
 };
 
 /* The node must outlive the transport. RS_EINVAL: an address that is none. */
@@ -104,8 +129,19 @@ int transport_tcp_open(struct transport_tcp_node *node, const struct transport_t
                        const struct transport_tcp_options *options, struct transport **ret,
                        struct err *e);
 
+/* Before the next attempt, between attempts: new tokens and addresses of the devices that are not
+ * local; the same devices must take part. Connections stand on, except to a device whose address
+ * has changed. RS_EINVAL: an address that is none. */
+int transport_tcp_renew(struct transport *t, const struct transport_tcp_device *devices,
+                        struct err *e);
+
 /* A new attempt: allowed when the former is over (finished or quiesced). Fences what is older. */
 int transport_begin(struct transport *t, uint64_t attempt, struct err *e);
+/* Makes, in the background, the connections from each pair's local device to its peer, as far as
+ * they don't stand, trying again until the deadline: the other data plane may begin the attempt
+ * later. After transport_begin, before the first group; counts as a group for transport_quiesced.
+ * RS_ENOMEM, RS_ECANCELED (aborted): on_done is not called. */
+int transport_connect(struct transport *t, struct transport_connect *c);
 /* Enqueues a group for local device `device` (plan index) on `stream`. */
 int transport_enqueue(struct transport *t, uint32_t device, struct device_stream *stream,
                       struct transport_group *group);
@@ -120,6 +156,7 @@ void transport_close(struct transport *t); /* must be quiesced */
 struct transport_ops {
     const char *kind;
     int (*begin)(struct transport *t, uint64_t attempt, struct err *e);
+    int (*connect)(struct transport *t, struct transport_connect *c);
     int (*enqueue)(struct transport *t, uint32_t device, struct device_stream *stream,
                    struct transport_group *group);
     void (*abort)(struct transport *t);

@@ -39,7 +39,7 @@ struct mem_message {
     uint64_t chunk_bytes;   /* receives: reserved, 0: nothing */
     uint64_t due_ns;        /* receives: when the reserved chunk is there */
     uint64_t not_before_ns; /* seeded delay */
-    uint32_t peer_device;
+    uint32_t peer_device, tag;
     bool send, network, posted, done, busy;
 };
 
@@ -111,13 +111,15 @@ static void group_fail(struct mem_group *g, int status, const char *text, uint32
 
 static void check_match(struct mem_message *a, struct mem_message *b)
 {
-    if (a->bytes == b->bytes && a->network == b->network)
+    if (a->bytes == b->bytes && a->network == b->network && a->tag == b->tag)
         return;
     char text[128];
     const struct mem_message *send = a->send ? a : b, *receive = a->send ? b : a;
     (void)snprintf(text, sizeof(text), "the sender's message has %llu bytes, the receiver's %llu%s",
                    (unsigned long long)send->bytes, (unsigned long long)receive->bytes,
-                   a->network == b->network ? "" : ", and their tiers differ");
+                   a->network != b->network ? ", and their tiers differ"
+                   : a->tag != b->tag       ? ", and it is another message"
+                                            : "");
     group_fail(a->group, RS_EPROTO, text, b->group->device);
     group_fail(b->group, RS_EPROTO, text, a->group->device);
 }
@@ -198,6 +200,10 @@ static void move_chunk(struct mem *m, struct mem_message *r)
 {
     struct mem_message *s = r->peer;
     uint64_t bytes = r->chunk_bytes;
+    if (!fence_holds(m->options.fence)) {
+        group_fail(r->group, RS_EDEADLINE, "the lease has run out", s->group->device);
+        return;
+    }
     s->busy = true;
     (void)pthread_mutex_unlock(&m->mutex);
     memcpy(r->data + r->at, s->data + r->at, bytes);
@@ -321,6 +327,7 @@ static void group_fill(struct mem_group *g, const struct transport_group *group)
         x->peer_device = from->peer;
         x->send = from->send;
         x->network = from->network;
+        x->tag = from->tag;
     }
 }
 
@@ -464,9 +471,19 @@ static void mem_close(struct transport *t)
     mem_free(m);
 }
 
+/* All devices are here. */
+static int mem_connect(struct transport *t, struct transport_connect *c)
+{
+    const struct err none = {0};
+    (void)t;
+    c->on_done(c, 0, &none);
+    return 0;
+}
+
 static const struct transport_ops mem_ops = {
     .kind = "mem",
     .begin = mem_begin,
+    .connect = mem_connect,
     .enqueue = mem_enqueue,
     .abort = mem_abort,
     .quiesced = mem_quiesced,

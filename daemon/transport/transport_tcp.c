@@ -18,7 +18,7 @@
  * device's sockets are served by one thread. */
 enum { MAX_DEVICES = 16384, SILENCE_MS = 4000, DEFAULT_STREAMS = 1, BEATS_PER_SILENCE = 4 };
 
-static struct tcp *tcp_of(const struct transport *t)
+struct tcp *tcp_of_transport(const struct transport *t)
 {
     return container_of((struct transport *)(uintptr_t)t, struct tcp, base);
 }
@@ -28,7 +28,7 @@ uint64_t tcp_beat_ns(const struct tcp *t)
     return t->options.silence_ms * UINT64_C(1000000) / BEATS_PER_SILENCE;
 }
 
-static struct tcp_port *port_of(const struct tcp *t, uint32_t device)
+struct tcp_port *tcp_port_of(const struct tcp *t, uint32_t device)
 {
     return device < t->n_devices ? t->peers[device].port : NULL;
 }
@@ -122,6 +122,11 @@ static void take_events(struct tcp_port *port, uint64_t until_ns)
         take_event(port, &events[i]);
 }
 
+void tcp_port_take_events(struct tcp_port *port)
+{
+    take_events(port, 0);
+}
+
 void tcp_port_tick(struct tcp_port *port, uint64_t now)
 {
     if (port->group == NULL)
@@ -139,13 +144,28 @@ void tcp_port_tick(struct tcp_port *port, uint64_t now)
 
 /* --- letting in ------------------------------------------------------------------------------- */
 
+/* The socket is new: the frame fits into its buffer. */
+static bool welcome(const struct tcp_hello *h, int fd)
+{
+    uint8_t out[TCP_FRAME_BYTES];
+    tcp_frame_pack(&(struct tcp_frame){.type = TCP_WELCOME,
+                                       .from = h->from,
+                                       .to = h->to,
+                                       .epoch = h->epoch,
+                                       .attempt = h->attempt},
+                   out);
+    return send(fd, out, sizeof(out), MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(out);
+}
+
 /* Under tcp.mutex. */
 static const char *admit_to(struct tcp_port *port, struct tcp_link *l, const struct tcp_hello *h,
                             int fd)
 {
-    if (h->generation <= l->newest[h->stream])
-        return "its hello was used before";
-    l->newest[h->stream] = h->generation;
+    if (h->attempt <= l->newest[h->stream])
+        return "its token was used before";
+    if (!welcome(h, fd))
+        return "it left at once";
+    l->newest[h->stream] = h->attempt;
     if (l->arrived[h->stream] >= 0)
         (void)close(l->arrived[h->stream]);
     l->arrived[h->stream] = fd;
@@ -154,14 +174,13 @@ static const char *admit_to(struct tcp_port *port, struct tcp_link *l, const str
     return NULL;
 }
 
-const char *tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd)
+static const char *judge(struct tcp *t, const struct tcp_hello *h, int fd)
 {
-    struct tcp_port *port = port_of(t, h->to);
-    if (port == NULL || h->from >= t->n_devices || !t->peers[h->from].takes_part ||
-        !tcp_token_equal(h->token, t->peers[h->from].token))
-        return ""; /* not for this transport */
-    if (h->epoch != t->base.epoch)
-        return "it is of another epoch";
+    struct tcp_port *port = tcp_port_of(t, h->to);
+    if (port == NULL || h->from >= t->n_devices || !t->peers[h->from].takes_part)
+        return "it names devices that do not speak here";
+    if (!tcp_token_equal(h->token, t->peers[h->from].token))
+        return "its token is wrong";
     if (h->stream >= TRANSPORT_TCP_MAX_STREAMS)
         return "it has too many streams";
     struct tcp_link *l = tcp_link_get(port, h->from, false);
@@ -173,6 +192,20 @@ const char *tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd)
     if (why == NULL)
         wake(port);
     return why;
+}
+
+enum tcp_answer tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd, const char **ret_why)
+{
+    uint64_t attempt = atomic_load(&t->attempt);
+    if (h->model != t->options.model)
+        return TCP_NOT_MINE;
+    if (h->epoch > t->base.epoch || (h->epoch == t->base.epoch && h->attempt > attempt))
+        return TCP_NOT_YET;
+    if (h->epoch < t->base.epoch || h->attempt < attempt)
+        *ret_why = "its attempt is over";
+    else
+        *ret_why = judge(t, h, fd);
+    return *ret_why == NULL ? TCP_TAKEN : TCP_REFUSED;
 }
 
 /* --- a group ---------------------------------------------------------------------------------- */
@@ -291,7 +324,7 @@ static int group_fill(struct tcp_group *g, const struct transport_group *group)
     for (uint32_t i = 0; i < group->n_messages; i++) {
         const struct transport_message *from = &group->messages[i];
         struct tcp_message *m = &g->messages[i];
-        struct tcp_port *other = port_of(t, from->peer);
+        struct tcp_port *other = tcp_port_of(t, from->peer);
         queue_init(&m->in_link);
         m->group = g;
         m->link = tcp_link_get(g->port, from->peer, from->send);
@@ -299,6 +332,7 @@ static int group_fill(struct tcp_group *g, const struct transport_group *group)
         m->bytes = from->bytes;
         m->send = from->send;
         m->network = from->network;
+        m->tag = from->tag;
         if (m->link == NULL ||
             (other != NULL && tcp_link_get(other, g->port->device, !from->send) == NULL))
             return RS_ENOMEM;
@@ -354,8 +388,8 @@ static int admit_group(struct tcp *t, struct tcp_group *g)
 static int tcp_enqueue(struct transport *transport, uint32_t device, struct device_stream *stream,
                        struct transport_group *group)
 {
-    struct tcp *t = tcp_of(transport);
-    struct tcp_port *port = port_of(t, device);
+    struct tcp *t = tcp_of_transport(transport);
+    struct tcp_port *port = tcp_port_of(t, device);
     struct tcp_group *g;
     if (port == NULL || !messages_valid(t, group))
         return RS_EINVAL;
@@ -385,10 +419,13 @@ static void renew(struct tcp_port *port)
 {
     (void)pthread_mutex_lock(&port->io);
     port->failed = 0;
+    take_events(port, 0);
+    tcp_port_adopt(port);
     queue_foreach (q, &port->links) {
         struct tcp_link *l = container_of(q, struct tcp_link, in_port);
         l->n_posted = 0;
         l->lost = false;
+        l->why[0] = '\0';
         for (uint32_t s = 0; s < TRANSPORT_TCP_MAX_STREAMS; s++)
             tcp_conn_probe(&l->conns[s]);
     }
@@ -397,7 +434,7 @@ static void renew(struct tcp_port *port)
 
 static int tcp_begin(struct transport *transport, uint64_t attempt, struct err *e)
 {
-    struct tcp *t = tcp_of(transport);
+    struct tcp *t = tcp_of_transport(transport);
     uint64_t last = atomic_load(&t->attempt);
     int r = 0;
     (void)pthread_mutex_lock(&t->mutex);
@@ -413,14 +450,15 @@ static int tcp_begin(struct transport *transport, uint64_t attempt, struct err *
     for (uint32_t i = 0; i < t->n_devices; i++)
         if (t->peers[i].port != NULL)
             renew(t->peers[i].port);
-    atomic_store(&t->attempt, attempt);
     atomic_store(&t->aborted, false);
+    atomic_store(&t->attempt, attempt);
+    tcp_node_wake(t->node);
     return 0;
 }
 
 static void tcp_abort(struct transport *transport)
 {
-    struct tcp *t = tcp_of(transport);
+    struct tcp *t = tcp_of_transport(transport);
     /* With the mutex, so that a group is either counted before or refused. */
     (void)pthread_mutex_lock(&t->mutex);
     atomic_store(&t->aborted, true);
@@ -428,11 +466,12 @@ static void tcp_abort(struct transport *transport)
     for (uint32_t i = 0; i < t->n_devices; i++)
         if (t->peers[i].port != NULL)
             wake(t->peers[i].port);
+    tcp_node_wake(t->node);
 }
 
 static bool tcp_quiesced(const struct transport *transport)
 {
-    struct tcp *t = tcp_of(transport);
+    struct tcp *t = tcp_of_transport(transport);
     (void)pthread_mutex_lock(&t->mutex);
     bool quiesced = t->n_groups == 0;
     (void)pthread_mutex_unlock(&t->mutex);
@@ -441,7 +480,7 @@ static bool tcp_quiesced(const struct transport *transport)
 
 static struct transport_counters tcp_counters(const struct transport *transport, uint32_t device)
 {
-    struct tcp_port *port = port_of(tcp_of(transport), device);
+    struct tcp_port *port = tcp_port_of(tcp_of_transport(transport), device);
     if (port == NULL)
         return (struct transport_counters){0};
     return (struct transport_counters){
@@ -468,7 +507,7 @@ static void tcp_free(struct tcp *t)
 
 static void tcp_close(struct transport *transport)
 {
-    struct tcp *t = tcp_of(transport);
+    struct tcp *t = tcp_of_transport(transport);
     rs_assert(t->n_groups == 0);
     tcp_node_remove(t->node, t);
     tcp_free(t);
@@ -477,12 +516,23 @@ static void tcp_close(struct transport *transport)
 static const struct transport_ops tcp_ops = {
     .kind = "tcp",
     .begin = tcp_begin,
+    .connect = tcp_connect,
     .enqueue = tcp_enqueue,
     .abort = tcp_abort,
     .quiesced = tcp_quiesced,
     .counters = tcp_counters,
     .close = tcp_close,
 };
+
+static int set_remote(struct tcp_peer *peer, uint32_t i, const struct transport_tcp_device *d,
+                      struct err *e)
+{
+    if (tcp_address_parse(d->address, d->port, &peer->address) < 0)
+        return err_set(e, RS_EINVAL, "device %u: '%s' is no numeric address", i, d->address);
+    (void)snprintf(peer->node, sizeof(peer->node), "%s", d->node != NULL ? d->node : "");
+    memcpy(peer->token, d->token, TRANSPORT_TOKEN_BYTES);
+    return 0;
+}
 
 static int open_peer(struct tcp *t, uint32_t i, const struct transport_tcp_device *d,
                      const uint8_t own_token[TRANSPORT_TOKEN_BYTES], struct err *e)
@@ -496,13 +546,61 @@ static int open_peer(struct tcp *t, uint32_t i, const struct transport_tcp_devic
         peer->address = *tcp_node_address(t->node);
         memcpy(peer->token, own_token, TRANSPORT_TOKEN_BYTES);
     } else if (d->address != NULL) {
-        if (tcp_address_parse(d->address, d->port, &peer->address) < 0)
-            return err_set(e, RS_EINVAL, "device %u: '%s' is no numeric address", i, d->address);
-        memcpy(peer->token, d->token, TRANSPORT_TOKEN_BYTES);
         t->n_remote++;
+        return set_remote(peer, i, d, e);
     }
     return 0;
 }
+
+/* --- renewal ---------------------------------------------------------------------------------- */
+
+static bool same_address(const union tcp_address *a, const union tcp_address *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static void hang_up(struct tcp_link *l)
+{
+    for (uint32_t s = 0; l != NULL && s < TRANSPORT_TCP_MAX_STREAMS; s++)
+        tcp_conn_close(&l->conns[s]);
+}
+
+/* Another process listens there now: what stands to the former one is of no use. */
+static void leave_device(struct tcp *t, uint32_t device)
+{
+    for (uint32_t i = 0; i < t->n_devices; i++) {
+        struct tcp_port *port = t->peers[i].port;
+        if (port == NULL)
+            continue;
+        (void)pthread_mutex_lock(&port->io);
+        hang_up(port->in[device]);
+        hang_up(port->out[device]);
+        (void)pthread_mutex_unlock(&port->io);
+    }
+}
+
+int transport_tcp_renew(struct transport *transport, const struct transport_tcp_device *devices,
+                        struct err *e)
+{
+    struct tcp *t = tcp_of_transport(transport);
+    int r = 0;
+    rs_assert(tcp_quiesced(transport));
+    tcp_node_lock(t->node);
+    for (uint32_t i = 0; i < t->n_devices && r == 0; i++) {
+        struct tcp_peer *peer = &t->peers[i];
+        union tcp_address before = peer->address;
+        if (peer->port != NULL || !peer->takes_part)
+            continue;
+        rs_assert(devices[i].address != NULL);
+        r = set_remote(peer, i, &devices[i], e);
+        if (r == 0 && !same_address(&before, &peer->address))
+            leave_device(t, i);
+    }
+    tcp_node_unlock(t->node);
+    return r;
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static void set_options(struct tcp *t, const struct transport_tcp_options *o)
 {

@@ -75,8 +75,7 @@ static int dial(void)
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_port = htons(transport_tcp_node_port(node)),
                             .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
-    struct tcp_hello h = {
-        .protocol = TCP_PROTOCOL, .epoch = EPOCH, .from = 1, .generation = attempt};
+    struct tcp_hello h = {.protocol = TCP_PROTOCOL, .epoch = EPOCH, .attempt = attempt, .from = 1};
     uint8_t hello[TCP_HELLO_BYTES];
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     tcp_hello_pack(&h, hello);
@@ -116,8 +115,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     uint8_t memory[3 * BYTES];
     struct transport_message receives[2] = {
-        {memory + BYTES, BYTES / 2, 1, false, true},
-        {memory + BYTES + BYTES / 2, BYTES / 2, 1, false, true}};
+        {memory + BYTES, BYTES / 2, 1, false, true, 0},
+        {memory + BYTES + BYTES / 2, BYTES / 2, 1, false, true, 0}};
     struct transport_group group = {receives, 2, on_done, NULL};
     open_once();
     decode(data, size);

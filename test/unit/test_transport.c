@@ -200,9 +200,10 @@ static void all_pairs(const struct kind *kind, uint64_t seed)
             uint64_t out = sizes[(d + peer) % 3], in = sizes[(peer + d) % 3];
             if (out > 0)
                 messages[d][n++] =
-                    (struct transport_message){filled(d, peer, out), out, peer, true, true};
+                    (struct transport_message){filled(d, peer, out), out, peer, true, true, 0};
             if (in > 0)
-                messages[d][n++] = (struct transport_message){calloc(1, in), in, peer, false, true};
+                messages[d][n++] =
+                    (struct transport_message){calloc(1, in), in, peer, false, true, 0};
         }
         waited_init(&waited[d], messages[d], n);
         enqueue(&node, d, &waited[d]);
@@ -255,7 +256,7 @@ static void size_mismatch(const struct kind *kind)
 {
     struct node node;
     uint8_t a[8] = {0}, b[4] = {0};
-    struct transport_message send = {a, 8, 1, true, true}, receive = {b, 4, 0, false, true};
+    struct transport_message send = {a, 8, 1, true, true, 0}, receive = {b, 4, 0, false, true, 0};
     struct waited ws, wr;
     node_open(&node, kind, 2, 0);
     waited_init(&ws, &send, 1);
@@ -283,8 +284,8 @@ static void abort_in_the_middle(const struct kind *kind)
     enum { BYTES = 1 << 20 };
     struct node node;
     uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(1, BYTES);
-    struct transport_message missing = {landed, BYTES, 1, false, true};
-    struct transport_message queued = {sent, BYTES, 1, true, true};
+    struct transport_message missing = {landed, BYTES, 1, false, true, 0};
+    struct transport_message queued = {sent, BYTES, 1, true, true, 0};
     struct waited w[2], again[2];
     node_open(&node, kind, 2, 0);
     waited_init(&w[0], &missing, 1); /* device 1 never sends it */
@@ -304,8 +305,8 @@ static void abort_in_the_middle(const struct kind *kind)
     /* An attempt id is never used again, and the next attempt starts clean. */
     ck_assert_int_eq(transport_begin(node.t, 1, NULL), RS_EPRECOND);
     ck_assert_int_eq(transport_begin(node.t, 2, NULL), 0);
-    struct transport_message send = {sent, BYTES, 1, true, true};
-    struct transport_message receive = {landed, BYTES, 0, false, true};
+    struct transport_message send = {sent, BYTES, 1, true, true, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
     waited_init(&again[0], &send, 1);
     waited_init(&again[1], &receive, 1);
     enqueue(&node, 0, &again[0]);
@@ -331,8 +332,8 @@ static void abort_while_moving(const struct kind *kind, uint64_t seed)
     enum { BYTES = 8 << 20, GROUPS = 4 };
     struct node node;
     uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
-    struct transport_message send = {sent, BYTES, 1, true, false};
-    struct transport_message receive = {landed, BYTES, 0, false, false};
+    struct transport_message send = {sent, BYTES, 1, true, false, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, false, 0};
     struct waited ws[GROUPS], wr[GROUPS];
     node_open(&node, kind, 2, 0);
     for (int i = 0; i < GROUPS; i++) {
@@ -384,9 +385,9 @@ static void small_groups(const struct kind *kind)
             uint32_t i = g * N + d;
             sent[i] = i * 2654435761U;
             messages[2 * i] =
-                (struct transport_message){&sent[i], 4, (d + 1) % N, true, (g & 1) != 0};
+                (struct transport_message){&sent[i], 4, (d + 1) % N, true, (g & 1) != 0, 0};
             messages[2 * i + 1] =
-                (struct transport_message){&landed[i], 4, (d + N - 1) % N, false, (g & 1) != 0};
+                (struct transport_message){&landed[i], 4, (d + N - 1) % N, false, (g & 1) != 0, 0};
             waited_init(&waited[i], &messages[2 * i], 2);
             enqueue(&node, d, &waited[i]);
         }
@@ -418,7 +419,7 @@ static void nonsense(const struct kind *kind)
     uint8_t b[4];
     struct waited w;
     node_open(&node, kind, 2, 0);
-    struct transport_message far = {b, 4, 9, true, true}, empty = {b, 0, 1, true, true};
+    struct transport_message far = {b, 4, 9, true, true, 0}, empty = {b, 0, 1, true, true, 0};
     waited_init(&w, &far, 1);
     ck_assert_int_eq(transport_enqueue(node.t, 0, node.streams[0], &w.group), RS_EINVAL);
     ck_assert_int_eq(transport_enqueue(node.t, 5, node.streams[0], &w.group), RS_EINVAL);
@@ -442,7 +443,7 @@ static void failing_memory(const struct kind *kind)
 {
     struct node node;
     uint8_t a = 1, b = 0;
-    struct transport_message send = {&a, 1, 1, true, true}, receive = {&b, 1, 0, false, true};
+    struct transport_message send = {&a, 1, 1, true, true, 0}, receive = {&b, 1, 0, false, true, 0};
     node_open(&node, kind, 2, 0);
     for (long i = 1;; i++) {
         struct waited w;
@@ -511,9 +512,9 @@ static double paced_ms(uint32_t second_from, uint32_t second_to)
     struct waited waited[4];
     for (uint32_t i = 0; i < 2; i++) {
         messages[from[i]][n[from[i]]++] =
-            (struct transport_message){a + (size_t)i * BYTES, BYTES, to[i], true, true};
+            (struct transport_message){a + (size_t)i * BYTES, BYTES, to[i], true, true, 0};
         messages[to[i]][n[to[i]]++] =
-            (struct transport_message){a + (size_t)(2 + i) * BYTES, BYTES, from[i], false, true};
+            (struct transport_message){a + (size_t)(2 + i) * BYTES, BYTES, from[i], false, true, 0};
     }
     uint64_t started = clock_mono_ns();
     for (uint32_t d = 0; d < 4; d++) {
@@ -552,8 +553,10 @@ START_TEST(a_killed_device_falls_silent_and_abort_frees_its_peers)
     node_devices(&node, 2);
     ck_assert_int_eq(transport_mem_open(node.devices, 2, 1, &options, &node.t, NULL), 0);
     ck_assert_int_eq(transport_begin(node.t, 1, NULL), 0);
-    struct transport_message sends[2] = {{&a[0], 1, 1, true, true}, {&a[1], 1, 1, true, true}};
-    struct transport_message receives[2] = {{&b[0], 1, 0, false, true}, {&b[1], 1, 0, false, true}};
+    struct transport_message sends[2] = {{&a[0], 1, 1, true, true, 0},
+                                         {&a[1], 1, 1, true, true, 0}};
+    struct transport_message receives[2] = {{&b[0], 1, 0, false, true, 0},
+                                            {&b[1], 1, 0, false, true, 0}};
     struct waited ws[2], wr[2];
     for (int i = 0; i < 2; i++) {
         waited_init(&ws[i], &sends[i], 1);

@@ -184,10 +184,10 @@ static bool is_closed(int fd)
     return n == 0 || errno == ECONNRESET;
 }
 
-static struct tcp_hello good_hello(uint64_t generation)
+static struct tcp_hello good_hello(uint64_t attempt)
 {
     struct tcp_hello h = {
-        .protocol = TCP_PROTOCOL, .epoch = EPOCH, .from = 1, .to = 0, .generation = generation};
+        .protocol = TCP_PROTOCOL, .epoch = EPOCH, .attempt = attempt, .from = 1, .to = 0};
     memcpy(h.token, TOKEN, sizeof(TOKEN));
     return h;
 }
@@ -221,7 +221,7 @@ static void say_frame(int fd, const struct tcp_frame *f, const void *payload, si
         say(fd, payload, n);
 }
 
-/* The next frame that is not ALIVE. */
+/* The next frame that is neither WELCOME nor ALIVE. */
 static struct tcp_frame heard_frame(int fd)
 {
     uint8_t in[TCP_FRAME_BYTES];
@@ -229,7 +229,7 @@ static struct tcp_frame heard_frame(int fd)
     do {
         ck_assert_int_eq(recv(fd, in, sizeof(in), MSG_WAITALL), TCP_FRAME_BYTES);
         ck_assert_int_eq(tcp_frame_unpack(in, &f), 0);
-    } while (f.type == TCP_ALIVE);
+    } while (f.type == TCP_ALIVE || f.type == TCP_WELCOME);
     return f;
 }
 
@@ -291,10 +291,10 @@ static void exchange(struct pair *x, uint64_t seed)
         }
     for (uint32_t d = 0; d < N; d++) {
         for (uint32_t k = 0; k < N; k++) {
-            m[d][2 * k] =
-                (struct transport_message){sent + (d * N + k) * MOST, bytes[d][k], k, true, true};
-            m[d][2 * k + 1] = (struct transport_message){landed + (k * N + d) * MOST, bytes[k][d],
-                                                         k, false, true};
+            m[d][2 * k] = (struct transport_message){
+                sent + (d * N + k) * MOST, bytes[d][k], k, true, true, 0};
+            m[d][2 * k + 1] = (struct transport_message){
+                landed + (k * N + d) * MOST, bytes[k][d], k, false, true, 0};
         }
         submit(d < 2 ? &x->a : &x->b, d, &w[d], m[d], 2 * N);
     }
@@ -329,8 +329,8 @@ START_TEST(a_frame_of_the_next_attempt_waits_until_it_begins)
     struct pair x;
     struct waited ws, wr;
     uint8_t sent[1000], landed[1000] = {0};
-    struct transport_message send = {sent, sizeof(sent), 2, true, true};
-    struct transport_message receive = {landed, sizeof(landed), 0, false, true};
+    struct transport_message send = {sent, sizeof(sent), 2, true, true, 0};
+    struct transport_message receive = {landed, sizeof(landed), 0, false, true, 0};
     fill(sent, sizeof(sent), 3);
     pair_open(&x, 0);
     ck_assert_int_eq(transport_begin(x.a.t, 2, NULL), 0);
@@ -356,14 +356,14 @@ START_TEST(a_peer_that_is_slow_but_alive_is_waited_for)
     struct pair x;
     struct waited ws, wr;
     uint8_t a = 1, b = 0;
-    struct transport_message send = {&a, 1, 2, true, true}, receive = {&b, 1, 0, false, true};
+    struct transport_message send = {&a, 1, 2, true, true, 0}, receive = {&b, 1, 0, false, true, 0};
     pair_open(&x, 0);
     submit(&x.a, 0, &ws, &send, 1); /* waits for device 2, which is busy elsewhere */
     ck_assert_msg(!waited_within(&ws, 4 * SILENCE_MS), "%s", ws.err.text);
     submit(&x.b, 2, &wr, &receive, 1);
     ck_assert_int_eq(waited_status(&wr), 0);
     ck_assert_int_eq(waited_status(&ws), 0);
-    struct transport_message late_send = {&a, 1, 2, true, true};
+    struct transport_message late_send = {&a, 1, 2, true, true, 0};
     submit(&x.b, 2, &wr, &receive, 1); /* now the receiver waits, over a connection that is there */
     ck_assert_msg(!waited_within(&wr, 4 * SILENCE_MS), "%s", wr.err.text);
     submit(&x.a, 0, &ws, &late_send, 1);
@@ -382,8 +382,8 @@ START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
     uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
     pair_open(&x, 300e6); /* some 10 ms a message */
     for (int round = 0; round < ROUNDS; round++, attempt += 2) {
-        struct transport_message send = {sent, BYTES, 2, true, true};
-        struct transport_message receive = {landed, BYTES, 0, false, true};
+        struct transport_message send = {sent, BYTES, 2, true, true, 0};
+        struct transport_message receive = {landed, BYTES, 0, false, true, 0};
         struct waited ws, wr;
         fill(sent, BYTES, seed);
         submit(&x.a, 0, &ws, &send, 1);
@@ -421,8 +421,8 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     struct pair x;
     struct waited ws, wr;
     uint8_t *sent = malloc(BYTES), *landed = malloc(BYTES);
-    struct transport_message send = {sent, BYTES, 2, true, true};
-    struct transport_message receive = {landed, BYTES, 0, false, true};
+    struct transport_message send = {sent, BYTES, 2, true, true, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
     memset(sent, SENT, BYTES);
     memset(landed, BEFORE, BYTES);
     pair_open(&x, 0);
@@ -454,7 +454,7 @@ START_TEST(strangers_are_refused_and_counted_and_the_attempt_goes_on)
 {
     struct plane p;
     uint8_t landed[8] = {0}, noise[4096];
-    struct transport_message receive = {landed, 8, 1, false, true};
+    struct transport_message receive = {landed, 8, 1, false, true, 0};
     struct waited w;
     with_played_peer(&p, 1);
     submit(&p, 0, &w, &receive, 1);
@@ -508,7 +508,7 @@ START_TEST(half_open_connections_do_not_keep_others_out)
     enum { N = 100 };
     struct plane p;
     uint8_t landed[8] = {0}, hello[TCP_HELLO_BYTES];
-    struct transport_message receive = {landed, 8, 1, false, true};
+    struct transport_message receive = {landed, 8, 1, false, true, 0};
     struct waited w;
     int idle[N];
     struct tcp_hello h = good_hello(1);
@@ -545,7 +545,7 @@ START_TEST(without_descriptors_it_waits_without_spinning_and_then_lets_in)
 {
     struct plane p;
     uint8_t landed[8] = {0};
-    struct transport_message receive = {landed, 8, 1, false, true};
+    struct transport_message receive = {landed, 8, 1, false, true, 0};
     struct waited w;
     struct rlimit limit, none;
     struct tcp_hello h = good_hello(1);
@@ -577,13 +577,13 @@ START_TEST(an_old_attempts_chunk_is_drained_and_counted_and_never_lands)
 {
     struct plane p;
     uint8_t landed[8] = {0};
-    struct transport_message receive = {landed, 8, 1, false, true};
+    struct transport_message receive = {landed, 8, 1, false, true, 0};
     struct waited w;
     with_played_peer(&p, 1);
     ck_assert_int_eq(transport_begin(p.t, 5, NULL), 0);
     submit(&p, 0, &w, &receive, 1);
     int fd = dial(&p);
-    struct tcp_hello h = good_hello(1);
+    struct tcp_hello h = good_hello(5);
     say_hello(fd, &h);
     struct tcp_frame old = data_frame(4, 0, 8), now = data_frame(5, 0, 8);
     say_frame(fd, &old, "old news", 8);
@@ -605,7 +605,7 @@ static void misbehaves(const struct tcp_frame *frames, int n, int status, const 
     struct plane p;
     uint8_t landed[64];
     memset(landed, 0x5A, sizeof(landed));
-    struct transport_message receive = {landed, 8, 1, false, true};
+    struct transport_message receive = {landed, 8, 1, false, true, 0};
     struct waited w;
     with_played_peer(&p, 1234);
     submit(&p, 0, &w, &receive, 1);
@@ -668,7 +668,7 @@ static void dies(bool reset)
 {
     struct plane p;
     uint8_t landed[4096];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
     struct linger now = {.l_onoff = 1};
     struct waited w;
     with_played_peer(&p, 1234);
@@ -689,7 +689,7 @@ static void dies(bool reset)
     ck_assert_int_eq(transport_begin(p.t, 2, NULL), 0);
     submit(&p, 0, &w, &receive, 1);
     fd = dial(&p);
-    h.generation++;
+    h.attempt = 2;
     f.attempt = 2;
     say_hello(fd, &h);
     static const uint8_t whole[4096] = {1, 2, 3};
@@ -712,7 +712,7 @@ START_TEST(a_peer_that_dies_ahead_of_its_receives_fails_the_group_at_once)
 {
     struct plane p;
     uint8_t landed[8];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
     struct waited w;
     with_played_peer(&p, 1234);
     submit(&p, 0, &w, &receive, 1);
@@ -732,7 +732,7 @@ START_TEST(a_peer_that_does_not_listen_fails_the_sender_at_once)
     struct plane p;
     uint16_t port;
     uint8_t byte = 1;
-    struct transport_message send = {&byte, 1, 1, true, true};
+    struct transport_message send = {&byte, 1, 1, true, true, 0};
     struct waited w;
     close(listen_at(&port));
     with_played_peer(&p, port);
@@ -754,7 +754,7 @@ START_TEST(a_peer_that_reads_nothing_is_past_its_deadline)
     static const size_t sizes[2] = {1, BYTES}; /* fits into the socket's buffer, does not */
     uint8_t *data = calloc(1, BYTES);
     for (int i = 0; i < 2; i++) {
-        struct transport_message send = {data, sizes[i], 1, true, true};
+        struct transport_message send = {data, sizes[i], 1, true, true, 0};
         struct waited w;
         with_played_peer(&p, port);
         uint64_t began = clock_mono_ns();
@@ -775,7 +775,7 @@ START_TEST(a_peer_that_falls_silent_in_a_message_is_past_its_deadline)
 {
     struct plane p;
     uint8_t landed[4096];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
     struct waited w;
     with_played_peer(&p, 1);
     submit(&p, 0, &w, &receive, 1);
@@ -797,8 +797,8 @@ START_TEST(a_sender_is_held_back_until_its_receive_is_posted)
     struct pair x;
     struct waited ws, wr;
     uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES);
-    struct transport_message send = {sent, BYTES, 2, true, true};
-    struct transport_message receive = {landed, BYTES, 0, false, true};
+    struct transport_message send = {sent, BYTES, 2, true, true, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
     fill(sent, BYTES, 8);
     pair_open(&x, 0);
     submit(&x.a, 0, &ws, &send, 1);
@@ -827,8 +827,8 @@ static double paced_ms(uint32_t n_senders)
     pair_open(&x, 100.0 * (1 << 20));
     uint64_t began = clock_mono_ns();
     for (uint32_t i = 0; i < n_senders; i++) {
-        send[i] = (struct transport_message){data + i * BYTES, BYTES, 2, true, true};
-        receive[i] = (struct transport_message){data + (2 + i) * BYTES, BYTES, i, false, true};
+        send[i] = (struct transport_message){data + i * BYTES, BYTES, 2, true, true, 0};
+        receive[i] = (struct transport_message){data + (2 + i) * BYTES, BYTES, i, false, true, 0};
         submit(&x.a, i, &ws[i], &send[i], 1);
     }
     submit(&x.b, 2, &wr, receive, n_senders);

@@ -1,0 +1,335 @@
+/* An attempt's links: who the peers are, which transport carries its messages, and the connections
+ * that it needs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "exec/attempt.h"
+
+#include "base/banned.h"
+
+enum { CONNECT_MS = 10000 }; /* where PREPARE has no deadline */
+
+enum part { PART_NONE, PART_LOCAL, PART_REMOTE };
+
+/* --- peers ------------------------------------------------------------------------------------ */
+
+static int check_peers_table(const struct wire_peers *h, const struct attempt *a, size_t n_bytes,
+                             struct err *e)
+{
+    if (h->n_peers > WIRE_MAX_PEERS || h->n_devices != a->program.n_plan_devices ||
+        n_bytes != sizeof(*h) + (size_t)h->n_peers * sizeof(struct wire_peer) +
+                       (size_t)h->n_devices * sizeof(uint32_t))
+        return err_set(e, RS_EPROTO,
+                       "peers: %zu bytes for %u nodes and %u devices, the plan has %u", n_bytes,
+                       h->n_peers, h->n_devices, a->program.n_plan_devices);
+    return 0;
+}
+
+static int copy_peers(struct attempt *a, const uint8_t *data, const struct wire_peers *h,
+                      struct err *e)
+{
+    size_t bytes = (size_t)h->n_peers * sizeof(struct wire_peer);
+    a->peers = mem_alloc(bytes + 1);
+    a->peer_of = mem_calloc(h->n_devices, sizeof(*a->peer_of));
+    if (a->peers == NULL || a->peer_of == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    a->n_peers = h->n_peers;
+    memcpy(a->peers, data + sizeof(*h), bytes);
+    memcpy(a->peer_of, data + sizeof(*h) + bytes, h->n_devices * sizeof(*a->peer_of));
+    for (uint32_t i = 0; i < a->n_peers; i++) {
+        a->peers[i].address[WIRE_ADDRESS_BYTES - 1] = '\0';
+        a->peers[i].name[WIRE_NAME_BYTES - 1] = '\0';
+    }
+    return 0;
+}
+
+static int check_peer_of(const struct attempt *a, struct err *e)
+{
+    for (uint32_t d = 0; d < a->program.n_plan_devices; d++)
+        if (a->peer_of[d] != UINT32_MAX && a->peer_of[d] >= a->n_peers)
+            return err_set(e, RS_EPROTO, "peers: device %u is at node %u of %u", d, a->peer_of[d],
+                           a->n_peers);
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
+        if (a->peer_of[a->program.devices[d].device] != UINT32_MAX)
+            return err_set(e, RS_EPROTO, "peers: device %u is here and elsewhere",
+                           a->program.devices[d].device);
+    return 0;
+}
+
+int links_read_peers(struct attempt *a, int fd, struct err *e)
+{
+    const void *data;
+    size_t n_bytes;
+    struct wire_peers h = {0};
+    int r = wire_map_fd(fd, &data, &n_bytes, e);
+    if (r < 0)
+        return err_prefix(e, r, "peers");
+    if (n_bytes >= sizeof(h))
+        memcpy(&h, data, sizeof(h));
+    r = check_peers_table(&h, a, n_bytes, e);
+    if (r == 0)
+        r = copy_peers(a, data, &h, e);
+    wire_unmap(data, n_bytes);
+    return r == 0 ? check_peer_of(a, e) : r;
+}
+
+static bool is_local(const struct program *p, uint32_t device)
+{
+    for (uint32_t d = 0; d < p->n_devices; d++)
+        if (p->devices[d].device == device)
+            return true;
+    return false;
+}
+
+static const struct wire_peer *peer_at(const struct attempt *a, uint32_t device)
+{
+    return a->peer_of == NULL || a->peer_of[device] == UINT32_MAX ? NULL
+                                                                  : &a->peers[a->peer_of[device]];
+}
+
+int links_check(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++) {
+        uint32_t device = p->streams[s].peer;
+        if (is_local(p, device))
+            continue;
+        if (peer_at(a, device) == NULL)
+            return err_set(e, RS_EPRECOND,
+                           "device %u of the plan is on another node, and this data plane was not "
+                           "told where",
+                           device);
+        if (a->plane->tcp == NULL)
+            return err_set(e, RS_EPRECOND,
+                           "device %u of the plan is on node '%s', which transport 'memory' does "
+                           "not reach: set transport = tcp",
+                           device, peer_at(a, device)->name);
+    }
+    return 0;
+}
+
+/* --- the transport ---------------------------------------------------------------------------- */
+
+static enum part part_of(const struct attempt *a, uint32_t device)
+{
+    if (is_local(&a->program, device))
+        return PART_LOCAL;
+    return peer_at(a, device) != NULL ? PART_REMOTE : PART_NONE;
+}
+
+static bool same_links(const struct model *m, const struct attempt *a)
+{
+    if (m->transport == NULL || m->epoch != a->epoch ||
+        m->n_plan_devices != a->program.n_plan_devices)
+        return false;
+    for (uint32_t i = 0; i < PLANE_MAX_DEVICES; i++)
+        if (m->plan_device[i] !=
+            (i < a->program.n_devices ? a->program.devices[i].device : UINT32_MAX))
+            return false;
+    for (uint32_t d = 0; d < m->n_plan_devices; d++)
+        if (m->parts[d] != part_of(a, d))
+            return false;
+    return true;
+}
+
+/* What transport_tcp_open and _renew are told; the caller frees it. */
+static struct transport_tcp_device *tcp_devices(const struct attempt *a)
+{
+    const struct program *p = &a->program;
+    struct transport_tcp_device *all = mem_calloc(p->n_plan_devices, sizeof(*all));
+    for (uint32_t i = 0; all != NULL && i < p->n_devices; i++)
+        all[p->devices[i].device].device = a->plane->devices[i].device;
+    for (uint32_t d = 0; all != NULL && d < p->n_plan_devices; d++) {
+        const struct wire_peer *peer = peer_at(a, d);
+        if (peer == NULL)
+            continue;
+        all[d].address = peer->address;
+        all[d].port = peer->port;
+        all[d].node = peer->name;
+        memcpy(all[d].token, peer->token, sizeof(all[d].token));
+    }
+    return all;
+}
+
+_Static_assert((int)WIRE_TOKEN_BYTES == (int)TRANSPORT_TOKEN_BYTES, "one kind of token");
+
+static int open_tcp(const struct attempt *a, bool stands, struct err *e)
+{
+    const struct wire_hello *h = &a->plane->hello;
+    struct transport_tcp_options options = {.network_bytes_per_s = h->network_bytes_per_s,
+                                            .domain_bytes_per_s = h->domain_bytes_per_s,
+                                            .streams = h->streams,
+                                            .silence_ms = h->silence_ms,
+                                            .model = a->model->id,
+                                            .fence = &a->plane->fence};
+    struct transport_tcp_device *all = tcp_devices(a);
+    if (all == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    int r = stands ? transport_tcp_renew(a->model->transport, all, e)
+                   : transport_tcp_open(a->plane->tcp, all, a->program.n_plan_devices, a->epoch,
+                                        &options, &a->model->transport, e);
+    mem_free(all);
+    return r;
+}
+
+static int open_memory(const struct attempt *a, struct err *e)
+{
+    const struct wire_hello *h = &a->plane->hello;
+    const struct program *p = &a->program;
+    struct transport_mem_options options = {.network_bytes_per_s = h->network_bytes_per_s,
+                                            .domain_bytes_per_s = h->domain_bytes_per_s,
+                                            .seed = h->host_seed,
+                                            .max_delay_us = h->host_max_delay_us,
+                                            .fence = &a->plane->fence};
+    struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
+    if (devices == NULL)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        devices[p->devices[i].device] = a->plane->devices[i].device;
+    int r =
+        transport_mem_open(devices, p->n_plan_devices, a->epoch, &options, &a->model->transport, e);
+    mem_free(devices);
+    return r;
+}
+
+static void add_counters(const struct model *m, struct wire_stats *to)
+{
+    for (uint32_t i = 0; m->transport != NULL && i < PLANE_MAX_DEVICES; i++) {
+        if (m->plan_device[i] == UINT32_MAX)
+            continue;
+        struct transport_counters c = transport_counters(m->transport, m->plan_device[i]);
+        to->network_sent_bytes += c.network_sent_bytes;
+        to->network_received_bytes += c.network_received_bytes;
+        to->domain_sent_bytes += c.domain_sent_bytes;
+        to->domain_received_bytes += c.domain_received_bytes;
+        to->messages += c.messages;
+        to->stale_frames += c.stale_frames;
+    }
+}
+
+void links_close(struct plane *p, struct model *m)
+{
+    add_counters(m, &p->past);
+    transport_close(m->transport);
+    mem_free(m->parts);
+    m->transport = NULL;
+    m->parts = NULL;
+}
+
+struct wire_stats links_stats(const struct plane *p)
+{
+    struct wire_stats s = p->past;
+    queue_foreach (q, &p->models) {
+        add_counters(container_of(q, struct model, link), &s);
+    }
+    if (p->tcp != NULL) {
+        s.refused = transport_tcp_node_refused(p->tcp);
+        s.connections = transport_tcp_node_connections(p->tcp);
+        s.connected = transport_tcp_node_connected(p->tcp);
+    }
+    return s;
+}
+
+static int note_parts(struct model *m, const struct attempt *a)
+{
+    const struct program *p = &a->program;
+    m->parts = mem_zalloc(p->n_plan_devices);
+    if (m->parts == NULL)
+        return RS_ENOMEM;
+    m->epoch = a->epoch;
+    m->n_plan_devices = p->n_plan_devices;
+    for (uint32_t d = 0; d < p->n_plan_devices; d++)
+        m->parts[d] = (uint8_t)part_of(a, d);
+    memset(m->plan_device, 0xFF, sizeof(m->plan_device));
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        m->plan_device[i] = p->devices[i].device;
+    return 0;
+}
+
+/* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
+int links_open(struct attempt *a, struct err *e)
+{
+    struct model *m = a->model;
+    bool stands = same_links(m, a);
+    if (!stands) {
+        links_close(a->plane, m);
+        if (note_parts(m, a) != 0)
+            return err_set(e, RS_ENOMEM, "out of memory");
+    }
+    if (a->plane->tcp != NULL)
+        return open_tcp(a, stands, e);
+    return stands ? 0 : open_memory(a, e);
+}
+
+/* --- connections ------------------------------------------------------------------------------ */
+
+static int pair_compare(const void *a, const void *b)
+{
+    const struct transport_pair *p = a, *q = b;
+    if (p->device != q->device)
+        return p->device < q->device ? -1 : 1;
+    return p->peer < q->peer ? -1 : p->peer > q->peer;
+}
+
+/* Which device sends to which of another node, each pair once. */
+static int find_pairs(struct attempt *a)
+{
+    const struct program *p = &a->program;
+    uint32_t n = 0, kept = 0;
+    a->pairs = mem_calloc(p->n_streams, sizeof(*a->pairs));
+    if (a->pairs == NULL)
+        return RS_ENOMEM;
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        if (p->streams[s].send != 0 && !is_local(p, p->streams[s].peer))
+            a->pairs[n++] = (struct transport_pair){p->devices[p->streams[s].device].device,
+                                                    p->streams[s].peer};
+    if (n > 0)
+        qsort(a->pairs, n, sizeof(*a->pairs), pair_compare);
+    for (uint32_t i = 0; i < n; i++)
+        if (kept == 0 || pair_compare(&a->pairs[kept - 1], &a->pairs[i]) != 0)
+            a->pairs[kept++] = a->pairs[i];
+    a->connect.n_pairs = kept;
+    return 0;
+}
+
+static void on_connected(struct mailbox_item *item)
+{
+    struct attempt *a = container_of(item, struct attempt, connected);
+    a->connecting = false;
+    if (a->connect_status != 0 && a->connect_status != RS_ECANCELED)
+        attempt_fail(a, a->connect_status, &a->connect_err, UINT32_MAX, UINT32_MAX);
+    attempt_settle(a);
+}
+
+/* On a thread of the transport. */
+static void connected(struct transport_connect *c, int status, const struct err *e)
+{
+    struct attempt *a = c->arg;
+    a->connect_status = status;
+    a->connect_err = *e;
+    (void)mailbox_post(&a->plane->mailbox, &a->connected);
+}
+
+int links_connect(struct attempt *a, uint64_t deadline_ns, struct err *e)
+{
+    if (a->peers == NULL)
+        return 0;
+    queue_init(&a->connected.link);
+    a->connected.fn = on_connected;
+    a->connect = (struct transport_connect){
+        .deadline_ns =
+            deadline_ns != 0 ? deadline_ns : clock_mono_ns() + CONNECT_MS * UINT64_C(1000000),
+        .on_done = connected,
+        .arg = a};
+    int r = find_pairs(a);
+    a->connect.pairs = a->pairs;
+    if (r == 0)
+        r = transport_connect(a->model->transport, &a->connect);
+    if (r != 0)
+        return err_set(e, r, "connecting to the other nodes: %s", err_name(r));
+    a->connecting = true;
+    return 0;
+}
