@@ -5,8 +5,8 @@ BUILD ?= build
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-# CUDA=1: kernels/*.cu are compiled and linked too (default: where nvcc and the CUDA runtime are found). There are none yet, so
-# both builds are the same program; `backend = cuda` is a start-up error in either.
+# CUDA=1: kernels/*.cu, device_cuda and transport_nccl are compiled and linked too (default: where nvcc and the CUDA runtime are
+# found). Such a build starts without a driver; NCCL, the driver library and NVML are loaded at run time.
 CUDA_HOME ?= /usr/local/cuda
 CUDA ?= $(if $(and $(wildcard $(CUDA_HOME)/bin/nvcc),$(wildcard $(CUDA_HOME)/lib64/libcudart.so)),1,0)
 ifeq ($(CUDA),1)
@@ -62,7 +62,7 @@ LIBS_kernels   := -lm
 LIBS_layout    := -ljansson -lxxhash
 LIBS_topology  := -ljansson
 LIBS_ledger    := -lsqlite3
-LIBS_rpc       := -lgrpc -lgpr -luv -lprotobuf-c
+LIBS_rpc       := -lgrpc -lgpr -luv -lprotobuf-c -lcrypto
 LIBS_plan      := -ljansson -lxxhash
 LIBS_service   := -luv -lprotobuf-c -linih
 
@@ -80,10 +80,23 @@ LDFLAGS_ALL = -pthread $(SANITIZE) $(LDFLAGS)
 # The library part of client/: all but the programs.
 CLIENT_SRC := $(filter-out client/reshardctl.c client/cmd.c client/ctl_%.c client/cmd_%.c client/demo_%.c,$(wildcard client/*.c))
 
-src_of  = $(wildcard daemon/$(1)/*.c) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
+# Changes with CUDA=, so that archives made with the other one are made again.
+CUDA_STAMP := $(BUILD)/cuda-$(CUDA)
+$(CUDA_STAMP):
+	@mkdir -p $(@D); rm -f $(BUILD)/cuda-[01]; touch $@
+CUDA_ONLY := daemon/device/device_cuda.c daemon/transport/transport_nccl.c
+ifeq ($(CUDA),1)
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--push-state,--as-needed -lcudart -Wl,--pop-state
+LIBS_kernels += $(CUDA_LIBS)
+LIBS_transport += -ldl
+LIBS_device += -ldl
+$(patsubst %.c,$(BUILD)/obj/%.o,$(CUDA_ONLY)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include
+endif
+
+src_of  = $(filter-out $(if $(filter 1,$(CUDA)),,$(CUDA_ONLY)),$(wildcard daemon/$(1)/*.c)) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))
 cu_of   = $(if $(filter 1,$(CUDA)),$(if $(filter kernels,$(1)),$(wildcard kernels/*.cu)))
-obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1))) $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(call cu_of,$(1)))
+obj_of  = $(patsubst %.c,$(BUILD)/obj/%.o,$(call src_of,$(1))) $(patsubst %.cu,$(CU_BUILD)/obj/%.cu.o,$(call cu_of,$(1)))
 lib_of  = $(if $(call src_of,$(1)),$(BUILD)/lib/lib$(1).a)
 # A folder and all that it may use, transitively.
 closure = $(sort $(1) base $(foreach u,$(USES_$(1)),$(call closure,$(u))))
@@ -118,17 +131,20 @@ $(BUILD)/obj/%.o: %.c | $(PB_HEADERS)
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 # C launchers link from plain gcc: no exceptions, no guarded statics.
+# The compiler's report on registers and spills is kept beside the object: check-kernels reads it. Sanitized builds take the
+# same objects (CU_BUILD): nothing in them depends on it, and compiling takes a minute.
+CU_BUILD ?= $(BUILD)
 GENCODE := $(foreach a,80 90 100,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_100,code=compute_100
-$(BUILD)/obj/%.cu.o: %.cu
+$(CU_BUILD)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
-	$(Q)$(CUDA_HOME)/bin/nvcc -std=c++17 -O2 -Xcompiler -fPIC,-fno-exceptions,-fno-threadsafe-statics $(GENCODE) \
-	    -Idaemon -I. -c $< -o $@
+	$(Q)$(CUDA_HOME)/bin/nvcc -std=c++17 -O2 -Xptxas -v -Xcompiler -fPIC,-fno-exceptions,-fno-threadsafe-statics $(GENCODE) \
+	    -Idaemon -I. -MMD -MP -MF $(@:.o=.d) -c $< -o $@ >$(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; rm -f $@; false; }
 
 define folder_rule
-$$(BUILD)/lib/lib$(1).a: $(call obj_of,$(1))
+$$(BUILD)/lib/lib$(1).a: $(call obj_of,$(1)) $$(CUDA_STAMP)
 	@mkdir -p $$(@D)
 	@rm -f $$@
-	$$(Q)ar rcs $$@ $$^
+	$$(Q)ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(foreach f,base $(FOLDERS),$(if $(call src_of,$(f)),$(eval $(call folder_rule,$(f)))))
 
@@ -211,7 +227,7 @@ check-fuzz: $(FUZZERS)
 # --- what people run ------------------------------------------------------------------------------
 # make check = deps, then every kind of test; the last line is "N passed, N failed".
 TALLY = $(BUILD)/tally
-SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) TALLY=$(abspath $(TALLY)) LABEL="$(2) "
+SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) TALLY=$(abspath $(TALLY)) LABEL="$(2) "
 
 check: deps
 	@rm -f $(TALLY); mkdir -p $(BUILD)
@@ -230,9 +246,9 @@ check-tsan:
 	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) check-unit check-integration
 
 # The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
-LIBC_SRC = $(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \
+LIBC_SRC = $(filter-out $(CUDA_ONLY),$(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \
     daemon/exec/*.c daemon/topology/topology.c daemon/layout/layout.c daemon/layout/box.c daemon/layout/dtype.c \
-    daemon/layout/region.c) \
+    daemon/layout/region.c)) \
     $(filter-out daemon/plan/plan_digest.c,$(wildcard daemon/plan/*.c))
 check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
 	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c)' || { echo "third-party symbols in the data plane"; false; }

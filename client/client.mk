@@ -4,7 +4,7 @@
 # rpc, hidden, and exports reshard_* alone.
 CLIENT_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CLIENT_SRC))
 CLIENT_LIBS := $(foreach f,rpc layout base,$(call lib_of,$(f))) $(BUILD)/lib/libproto.a
-CLIENT_LDLIBS := -lgrpc -lgpr -luv -lprotobuf-c -ljansson -lxxhash -lpthread
+CLIENT_LDLIBS := -lgrpc -lgpr -luv -lprotobuf-c -lcrypto -ljansson -lxxhash -lpthread
 CTL_SRC := $(wildcard client/reshardctl.c client/cmd.c client/ctl_*.c client/cmd_*.c)
 CTL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CTL_SRC))
 CTL_LIBS := $(call lib_of,plan) $(call lib_of,topology)
