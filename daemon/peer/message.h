@@ -92,11 +92,13 @@ struct node_order {
     uint64_t cookie;                  /* REPLY */
     uint64_t value;                   /* REPLY */
     uint64_t wall_ns;                 /* COMMITTED: when, by the wall clock */
-    uint64_t held, applied;           /* WORKER */
-    enum refit_phase phase;           /* REPLY */
-    enum refit_tell tell;             /* TELL */
-    int code;                         /* REPLY, END */
-    const char *text;                 /* "" where there is none */
+    uint64_t
+        content; /* PREPARE, COMMITTED: names what is moved (refit_action.content); 0: not known */
+    uint64_t held, applied; /* WORKER */
+    enum refit_phase phase; /* REPLY */
+    enum refit_tell tell;   /* TELL */
+    int code;               /* REPLY, END */
+    const char *text;       /* "" where there is none */
     /* PREPARE: */
     uint64_t deadline_ns;
     uint32_t transfer_timeout_ms;
@@ -165,7 +167,8 @@ struct node_report {
     /* EVENT STAGED, verification full */
     const struct memory_fold *folds;
     uint32_t n_folds;
-    /* EVENT NODE_UP */
+    /* EVENT NODE_UP: said when the data plane serves and, in this session, every live worker has been reported
+     * (ATTACHED): workers of the node that were not are gone. */
     uint16_t data_port;
     /* EVENT FAILED of a PREPARE whose plan differs: both digests and the first differing input are in its text */
     /* CELLS */
