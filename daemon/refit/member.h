@@ -125,7 +125,8 @@ struct member {
     uint64_t
         fence; /* newest attempt of this coordinator that is over here: it and older ones are refused */
     uint64_t newest_epoch; /* of this coordinator */
-    uint64_t owed; /* attempt whose QUIESCED could not be said, the session being over; 0: none */
+    uint64_t owed;  /* attempt whose QUIESCED could not be said, the session being over; 0: none */
+    uint64_t asked; /* ABORTING: attempt whose QUIESCED is asked for; 0: nobody has asked yet */
     uint64_t deadline_ns; /* ABORTING: then the data plane is ended */
     bool planned;         /* PREPARING: the plan is made and is the coordinator's */
     uint8_t digest[16];   /* the coordinator's plan */
