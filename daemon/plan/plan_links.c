@@ -11,8 +11,8 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
-int links_init(struct links *l, const struct plan *p, const struct plan_model *m,
-               struct plan_simulation *s)
+int plan_links_init(struct links *l, const struct plan *p, const struct plan_model *m,
+                    struct plan_simulation *s)
 {
     size_t n = p->topology->n_devices, n_ports = 4 * n + 1;
     *l = (struct links){.model = m, .s = s};
@@ -36,7 +36,7 @@ int links_init(struct links *l, const struct plan *p, const struct plan_model *m
     return 0;
 }
 
-void links_close(struct links *l)
+void plan_links_close(struct links *l)
 {
     mem_free(l->free);
     mem_free(l->peers);
@@ -85,13 +85,13 @@ static double join(struct links *l, uint32_t device, const struct link_message *
     return a->opened;
 }
 
-double links_open(struct links *l, const struct link_message *m)
+double plan_links_open(struct links *l, const struct link_message *m)
 {
     double from = join(l, m->from, m, false), to = join(l, m->to, m, true);
     return later(from, to);
 }
 
-void links_finish(struct links *l)
+void plan_links_finish(struct links *l)
 {
     for (uint32_t d = 0; d < l->s->n_devices; d++)
         end_group(l, &l->lanes[d]);
@@ -192,7 +192,7 @@ static double send(struct links *l, const struct link_message *m, double ready)
     return end;
 }
 
-double links_send(struct links *l, const struct link_message *m, double ready)
+double plan_links_send(struct links *l, const struct link_message *m, double ready)
 {
     double end = send(l, m, ready);
     struct link_lane *from = &l->lanes[m->from], *to = &l->lanes[m->to];
@@ -201,8 +201,8 @@ double links_send(struct links *l, const struct link_message *m, double ready)
     return end;
 }
 
-double links_stream(struct links *l, const struct link_message *m, double ready, uint64_t chunk,
-                    double *ret_first)
+double plan_links_stream(struct links *l, const struct link_message *m, double ready,
+                         uint64_t chunk, double *ret_first)
 {
     uint32_t out = plan_port_of(m->from, m->tier, true), in = plan_port_of(m->to, m->tier, false);
     double start = later(ready, later(l->free[out], l->free[in]));
@@ -212,7 +212,7 @@ double links_stream(struct links *l, const struct link_message *m, double ready,
     return end;
 }
 
-double links_copy(struct links *l, uint32_t from, uint32_t to, uint64_t bytes, double ready)
+double plan_links_copy(struct links *l, uint32_t from, uint32_t to, uint64_t bytes, double ready)
 {
     uint32_t out = plan_port_of(from, TIER_DOMAIN, true), in = plan_port_of(to, TIER_DOMAIN, false);
     double took = (double)bytes * l->byte_s[TIER_DOMAIN];

@@ -46,19 +46,19 @@ struct link_message {
     uint32_t lands; /* into links.landed, or NONE32 */
 };
 
-int links_init(struct links *l, const struct plan *p, const struct plan_model *m,
-               struct plan_simulation *s);
-void links_close(struct links *l);
+int plan_links_init(struct links *l, const struct plan *p, const struct plan_model *m,
+                    struct plan_simulation *s);
+void plan_links_close(struct links *l);
 /* Takes the message into the groups of both ends: the least start that their slots allow. */
-double links_open(struct links *l, const struct link_message *m);
+double plan_links_open(struct links *l, const struct link_message *m);
 /* Sends it, from `ready` on; returns when its last byte is there. */
-double links_send(struct links *l, const struct link_message *m, double ready);
+double plan_links_send(struct links *l, const struct link_message *m, double ready);
 /* A message outside of groups (gather-broadcast): the ports alone. *ret_first: its first chunk is there. */
-double links_stream(struct links *l, const struct link_message *m, double ready, uint64_t chunk,
-                    double *ret_first);
+double plan_links_stream(struct links *l, const struct link_message *m, double ready,
+                         uint64_t chunk, double *ret_first);
 /* A copy inside a site, from `ready` on. */
-double links_copy(struct links *l, uint32_t from, uint32_t to, uint64_t bytes, double ready);
+double plan_links_copy(struct links *l, uint32_t from, uint32_t to, uint64_t bytes, double ready);
 /* All groups end. */
-void links_finish(struct links *l);
+void plan_links_finish(struct links *l);
 
 #endif

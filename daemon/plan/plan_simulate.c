@@ -163,7 +163,7 @@ static void hand_on(struct simulation *s, const struct plan_edge *e, uint64_t by
     for (uint32_t i = first; i < first + n; i++) {
         uint32_t device = p->ends.at[i].device;
         if (device != e->to)
-            (void)links_copy(&s->links, e->to, device, bytes, ready);
+            (void)plan_links_copy(&s->links, e->to, device, bytes, ready);
         else if (own)
             own = false;
         else
@@ -208,9 +208,9 @@ static bool step(struct simulation *s, uint32_t stream)
     }
     if (s->done_first[x->leg] != NONE32)
         m.lands = s->done_first[x->leg] + s->n_done[x->leg]++;
-    double open = links_open(&s->links, &m);
+    double open = plan_links_open(&s->links, &m);
     double ready = bytes_there(s, x, begin, end); /* known once what brought them has ended */
-    hand_on_parts(s, x, begin, end, links_send(&s->links, &m, later(open, ready)));
+    hand_on_parts(s, x, begin, end, plan_links_send(&s->links, &m, later(open, ready)));
     x->at = last;
     return true;
 }
@@ -234,7 +234,7 @@ static void run_legs(struct simulation *s)
         if (s->n_heap > 0)
             sift_down(s, 0);
     }
-    links_finish(&s->links);
+    plan_links_finish(&s->links);
 }
 
 /* --- what the holders of a site give ---------------------------------------------------------- */
@@ -265,7 +265,7 @@ static int copy_run(struct simulation *s, uint32_t run, struct hops *h)
         if (x->tier == TIER_DEVICE)
             s->device_bytes += bytes;
         else
-            (void)links_copy(&s->links, x->from_device, x->to_device, bytes, 0);
+            (void)plan_links_copy(&s->links, x->from_device, x->to_device, bytes, 0);
     }
     return r;
 }
@@ -328,7 +328,7 @@ static double gather_part(struct simulation *s, const struct plan_cast *c, uint3
                              .tier = tier_between(s->p, giver, c->gather),
                              .bytes = bytes,
                              .messages = messages_of(s->p, bytes)};
-    return links_stream(&s->links, &m, ready, bytes, &first);
+    return plan_links_stream(&s->links, &m, ready, bytes, &first);
 }
 
 /* Cells of one giver that stand together go as one. Returns when all of the tensor is at the gather device. */
@@ -374,7 +374,7 @@ static double broadcast(struct simulation *s, const struct plan_cast *c, double 
         double took = (double)m.messages * s->links.model->chunk_latency_s +
                       (double)m.bytes * s->links.byte_s[m.tier];
         double start = h == 1 ? ready : later(first, end + message_s - took);
-        end = links_stream(&s->links, &m, start, chunk, &first);
+        end = plan_links_stream(&s->links, &m, start, chunk, &first);
         m.from = m.to;
     }
     return end;
@@ -441,7 +441,7 @@ static int simulation_init(struct simulation *s)
 
 static void simulation_close(struct simulation *s)
 {
-    links_close(&s->links);
+    plan_links_close(&s->links);
     mem_free(s->done_first);
     mem_free(s->n_done);
     mem_free(s->places);
@@ -536,7 +536,7 @@ int plan_simulate(const struct plan *p, const struct plan_model *m, struct plan_
                   (p->totals.network_bytes > 0 ? m->network_bytes_per_s : m->domain_bytes_per_s);
     out.bucket_s = out.bound_s > 0 ? out.bound_s / (SIMULATION_BUCKETS / 2.0) : 1e-9;
     out.ports = mem_calloc(4 * (size_t)out.n_devices + 1, sizeof *out.ports);
-    r = out.ports == NULL ? RS_ENOMEM : links_init(&s.links, p, m, &out);
+    r = out.ports == NULL ? RS_ENOMEM : plan_links_init(&s.links, p, m, &out);
     if (r == 0)
         r = run(&s);
     if (r != 0) {
