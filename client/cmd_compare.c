@@ -52,7 +52,7 @@ static void print_texts(const char *what, const json_t *texts)
 {
     size_t i;
     json_t *s;
-    (void)printf("; %s", what);
+    (void)printf("%s", what);
     json_array_foreach(texts, i, s)(void) printf("%s %s", i == 0 ? "" : ",", json_string_value(s));
 }
 
@@ -63,8 +63,8 @@ static int print_set(const json_t *set)
     struct cmd_table t;
     (void)printf("versions %llu to %llu", (unsigned long long)jnum(set, "from"),
                  (unsigned long long)jnum(set, "to"));
-    print_texts("strategy", json_object_get(set, "strategies"));
-    print_texts("plan", json_object_get(set, "plans"));
+    print_texts("; strategy", json_object_get(set, "strategies"));
+    print_texts("; plan", json_object_get(set, "plans"));
     (void)printf("; %llu not committed\n", (unsigned long long)jnum(set, "not_committed"));
     cmd_table_init(&t, "llrrrrr");
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
@@ -82,6 +82,19 @@ static uint64_t steady_median(const json_t *set, const char *key)
     return jnum(json_object_get(json_object_get(set, "steady"), key), "median");
 }
 
+/* A ratio says something of one thing only where one thing changed. */
+static void print_changed(const json_t *changed)
+{
+    size_t n = json_array_size(changed);
+    if (n == 0) {
+        (void)printf("strategy, membership and plan are alike in both\n");
+        return;
+    }
+    print_texts("changed between them:", changed);
+    (void)printf("%s\n",
+                 n > 1 ? "; more than one thing, so the ratio is due to no single one" : "");
+}
+
 static int print_comparison(const struct ctl *c, const json_t *comparison)
 {
     const json_t *sets = json_object_get(comparison, "sets");
@@ -97,6 +110,7 @@ static int print_comparison(const struct ctl *c, const json_t *comparison)
                          (int)(strlen(times[i]) - 3), times[i], (double)y / (double)x);
     }
     (void)printf("\n");
+    print_changed(json_object_get(comparison, "changed"));
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
 }
 

@@ -4,9 +4,9 @@
 #include <fnmatch.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 
 #include "base/banned.h"
@@ -25,6 +25,10 @@ static const char usage[] =
     "  --chunk-bytes N        greatest message (default 8388608)\n"
     "  --ring-slots N         staging slots per device (default 8)\n"
     "  --explain TENSOR [RANK]  in words, where that tensor (of that rank) comes from, and why\n"
+    "  --simulate             runs the plan on a model of the links: time line, busiest devices\n"
+    "  --chunk-latency-us X   of --simulate: what each message costs beside its bytes (default 0)\n"
+    "  --peers N              of --simulate: messages a device sends, or receives, at a time\n"
+    "                         (default 1)\n"
     "  --json                 the plan (or what --explain tells) as JSON; --summary: totals "
     "alone\n";
 
@@ -33,7 +37,9 @@ struct options {
     const char *destinations[MAX_DESTINATIONS];
     uint32_t n_destinations;
     int64_t rank; /* of --explain; -1: all */
-    bool json, summary, help;
+    bool json, summary, help, simulate, model_set;
+    double chunk_latency_us;
+    uint32_t peers;
     struct plan_options plan;
     struct plan_rule rules[MAX_RULES];
     char *globs[MAX_RULES]; /* owned */
@@ -82,6 +88,9 @@ enum long_option {
     OPT_CHUNK,
     OPT_RING,
     OPT_EXPLAIN,
+    OPT_SIMULATE,
+    OPT_LATENCY,
+    OPT_PEERS,
     OPT_JSON,
     OPT_SUMMARY,
     OPT_HELP
@@ -99,6 +108,9 @@ static const struct option known[] = {
     {"chunk-bytes", required_argument, NULL, OPT_CHUNK},
     {"ring-slots", required_argument, NULL, OPT_RING},
     {"explain", required_argument, NULL, OPT_EXPLAIN},
+    {"simulate", no_argument, NULL, OPT_SIMULATE},
+    {"chunk-latency-us", required_argument, NULL, OPT_LATENCY},
+    {"peers", required_argument, NULL, OPT_PEERS},
     {"json", no_argument, NULL, OPT_JSON},
     {"summary", no_argument, NULL, OPT_SUMMARY},
     {"help", no_argument, NULL, OPT_HELP},
@@ -119,6 +131,28 @@ static int set_ring(struct options *o)
     if (code == CMD_OK)
         o->plan.ring_slots = (uint32_t)slots;
     return code;
+}
+
+static int set_peers(struct options *o)
+{
+    uint64_t peers;
+    int code = set_number(o, "peers", 1, MODEL_MOST_PEERS, &peers);
+    if (code == CMD_OK)
+        o->peers = (uint32_t)peers;
+    o->model_set = true;
+    return code;
+}
+
+static int set_latency(struct options *o)
+{
+    char *end;
+    double us = strtod(optarg, &end);
+    if (end == optarg || *end != '\0' || !(us >= 0 && us <= 1e6))
+        return cmd_usage("plan", o->json,
+                         "--chunk-latency-us must be a number from 0 to 1000000, not '%s'", optarg);
+    o->chunk_latency_us = us;
+    o->model_set = true;
+    return CMD_OK;
 }
 
 static int set_strategy(struct options *o)
@@ -162,6 +196,13 @@ static int take_option(struct options *o, int c, char **argv)
     case OPT_EXPLAIN:
         o->explain = optarg;
         return CMD_OK;
+    case OPT_SIMULATE:
+        o->simulate = true;
+        return CMD_OK;
+    case OPT_LATENCY:
+        return set_latency(o);
+    case OPT_PEERS:
+        return set_peers(o);
     case OPT_JSON:
         o->json = true;
         return CMD_OK;
@@ -196,6 +237,10 @@ static int parse_options(int argc, char **argv, struct options *o)
         o->rank = (int64_t)rank;
     if (o->source == NULL || o->n_destinations == 0 || o->topology == NULL)
         return cmd_usage("plan", o->json, "--source, --destination and --topology are needed");
+    if (o->explain != NULL && o->simulate)
+        return cmd_usage("plan", o->json, "--explain has no --simulate");
+    if (o->model_set && !o->simulate)
+        return cmd_usage("plan", o->json, "--chunk-latency-us and --peers are for --simulate");
     if (o->explain != NULL && o->summary)
         return cmd_usage("plan", o->json, "--explain has no --summary");
     o->plan.rules = o->rules;
@@ -285,6 +330,7 @@ static int read_inputs(const struct options *o, struct plan_run *run, struct err
 
 static void run_close(struct plan_run *run)
 {
+    plan_simulation_close(&run->simulation);
     plan_free(run->plan);
     for (uint32_t i = 0; i < run->n_destinations; i++) {
         layout_free(run->destinations[i]);
@@ -308,10 +354,16 @@ static int make_plan(const struct options *o, struct plan_run *run, struct err *
         .topology = &run->file->topology,
         .options = o->plan,
     };
-    uint64_t begin = clock_mono_ns();
+    cmd_plan_stage_begin(&run->planning);
     int r = plan_make(&input, &run->plan, e);
-    run->plan_s = (double)(clock_mono_ns() - begin) / 1e9;
-    if (r == 0)
+    cmd_plan_stage_end(&run->planning);
+    run->simulated = o->simulate;
+    if (r == 0 && o->simulate) {
+        struct plan_model m = plan_model_of(&run->file->topology);
+        m.chunk_latency_s = o->chunk_latency_us / 1e6;
+        m.peers = o->peers;
+        r = cmd_plan_run_simulation(run, &m, e);
+    } else if (r == 0)
         run->predicted_s = plan_predict_s(run->plan, &run->file->topology);
     return r;
 }
@@ -340,13 +392,14 @@ static int plan_and_print(const struct options *o, struct plan_run *run, struct 
         return r;
     if (o->explain != NULL)
         return cmd_plan_explain(run, o->explain, o->rank, o->json, e);
-    return o->json ? cmd_plan_json(run, o->summary, e) : cmd_plan_text(run, o->summary, e);
+    return o->json ? cmd_plan_json(run, o->summary || o->simulate, e)
+                   : cmd_plan_text(run, o->summary, e);
 }
 
 int cmd_plan(int argc, char **argv)
 {
     struct options o = {
-        .rank = -1, .json = cmd_wants_json(argc, argv), .plan = plan_options_default()};
+        .rank = -1, .json = cmd_wants_json(argc, argv), .peers = 1, .plan = plan_options_default()};
     struct plan_run run = {0};
     struct err e = {0};
     int code = parse_options(argc, argv, &o);

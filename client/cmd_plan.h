@@ -4,7 +4,16 @@
 #define RS_CLIENT_CMD_PLAN_H
 
 #include "client/cmd.h"
+#include "plan/plan_simulate.h"
 #include "plan/planner.h"
+
+/* Time and memory of a stage of the work: how much the greatest resident size rose. */
+struct cmd_plan_stage {
+    uint64_t begin_ns, base_bytes;
+    double seconds;
+    uint64_t bytes;
+    bool known; /* the kernel says how much memory */
+};
 
 struct plan_run {
     struct layout *source;
@@ -14,8 +23,11 @@ struct plan_run {
     int32_t *source_device;
     int32_t **destination_device;
     struct plan *plan;
-    double plan_s;
+    struct cmd_plan_stage planning, simulating;
     double predicted_s; /* 0: the topology has no rates */
+    bool simulated;     /* --simulate: */
+    struct plan_model model;
+    struct plan_simulation simulation;
 };
 
 /* The plan's JSON (config/FORMATS.md), streamed to stdout; without transfers where summary_only. */
@@ -27,5 +39,13 @@ int cmd_plan_text(const struct plan_run *run, bool summary_only, struct err *e);
  * {"from", "to", "tier", "bytes", "transfers", "boxes", "why", "after": [hop]}. */
 int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t rank, bool json,
                      struct err *e);
+
+void cmd_plan_stage_begin(struct cmd_plan_stage *s);
+void cmd_plan_stage_end(struct cmd_plan_stage *s);
+/* Fills run->simulation; RS_EINVAL where the topology has no rates. */
+int cmd_plan_run_simulation(struct plan_run *run, const struct plan_model *m, struct err *e);
+/* ,"simulation": {…} (config/FORMATS.md). */
+void cmd_plan_put_simulation(struct buf *b, const struct plan_run *run);
+int cmd_plan_print_simulation(const struct plan_run *run);
 
 #endif

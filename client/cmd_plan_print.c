@@ -100,7 +100,8 @@ static void put_summary(struct buf *b, const struct plan_run *run)
                ", \"rounds\": %" PRIu32 ", \"relay_depth\": %" PRIu32 ",\n"
                "   \"plan_digest\": \"%s\", \"plan_ms\": %.3f, \"predicted_ms\": %.6g}",
                plan_strategy_name(plan_options(run->plan)->strategy), t->transfers, t->cells,
-               t->n_rounds, t->max_relay_depth, digest, run->plan_s * 1e3, run->predicted_s * 1e3);
+               t->n_rounds, t->max_relay_depth, digest, run->planning.seconds * 1e3,
+               run->predicted_s * 1e3);
 }
 
 /* Name i of the table: device i, or after them layout i - n_devices. */
@@ -222,6 +223,8 @@ int cmd_plan_json(const struct plan_run *run, bool summary_only, struct err *e)
     int r = writer_init(&w, run);
     if (r == 0)
         put_summary(&w.b, run);
+    if (r == 0 && run->simulated)
+        cmd_plan_put_simulation(&w.b, run);
     if (r == 0 && !summary_only) {
         put_text(&w.b, ",\n \"transfers\": [");
         r = plan_transfers(run->plan, -1, write_transfer, &w);
@@ -361,7 +364,8 @@ static void print_title(const struct plan_run *run)
 static void print_times(const struct plan_run *run)
 {
     char planned[24], predicted[24];
-    (void)printf("\nplanned in %s; ", cmd_duration_text(run->plan_s, planned, sizeof planned));
+    (void)printf("\nplanned in %s; ",
+                 cmd_duration_text(run->planning.seconds, planned, sizeof planned));
     if (run->predicted_s > 0)
         (void)printf("predicted time %s\n",
                      cmd_duration_text(run->predicted_s, predicted, sizeof predicted));
@@ -377,6 +381,9 @@ int cmd_plan_text(const struct plan_run *run, bool summary_only, struct err *e)
         r = print_busiest(run);
     if (r != 0)
         return err_set(e, r, "out of memory");
-    print_times(run);
+    if (!run->simulated)
+        print_times(run);
+    else if (cmd_plan_print_simulation(run) != 0)
+        return err_set(e, RS_ENOMEM, "out of memory");
     return 0;
 }

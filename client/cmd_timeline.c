@@ -7,8 +7,11 @@
 #include "client/cmd_compare.h"
 #include "client/cmd_online.h"
 #include "client/ctl.h"
+#include "client/ctl_phases.h"
 
 #include "base/banned.h"
+
+enum { SLOWEST_SHOWN = 8 };
 
 static const char *const usage =
     "usage: reshardctl timeline [MODEL [VERSION]] [--last N] [--compare A-B,C-D] [--chrome FILE]\n"
@@ -16,9 +19,11 @@ static const char *const usage =
     "each\n"
     "other: wire time, trainer stall, and each worker's pause to resume (from its own marks "
     "`pause`\n"
-    "and `resume`). With two versions or more: the refit's share of the cycle, and what a faster "
-    "one\n"
-    "could still save.\n"
+    "and `resume`); the phases, slowest first, and the instances and workers that were slowest in "
+    "them.\n"
+    "With two versions or more: each phase's distribution over them, firsts of an epoch apart, the "
+    "refit's\n"
+    "share of the cycle, and what a faster one could still save.\n"
     "  --compare A-B,C-D  distributions of two sets of versions side by side, firsts of an epoch "
     "apart\n"
     "  --chrome FILE  writes a trace for chrome://tracing or Perfetto instead (-: stdout)\n";
@@ -114,6 +119,53 @@ static void print_times(const json_t *record, const json_t *marks)
     (void)printf("\n");
 }
 
+/* "wire 1.20 s (61 %), verify 0.40 s (20 %), …": slowest first; the share is of the time to the commit. */
+static void print_phases(const json_t *v)
+{
+    json_t *phases = phases_of(v), *p;
+    uint64_t total = jnum(json_object_get(v, "record"), "total_ns");
+    size_t i;
+    json_array_foreach(phases, i, p)
+    {
+        uint64_t took = jnum(p, "took_ns");
+        (void)printf("%s%s %s", i == 0 ? "  phases, slowest first: " : ", ", jstr(p, "phase"),
+                     ctl_ns(took));
+        if (total > 0 && strcmp(jstr(p, "phase"), "apply") != 0)
+            (void)printf(" (%.0f %%)", 100.0 * (double)took / (double)total);
+    }
+    if (json_array_size(phases) > 0)
+        (void)printf("\n");
+    json_decref(phases);
+}
+
+static int print_slowest(const json_t *v)
+{
+    json_t *slowest = phases_slowest(v), *s;
+    size_t n = json_array_size(slowest), i;
+    struct cmd_table t;
+    if (n == 0) {
+        json_decref(slowest);
+        return 0;
+    }
+    cmd_table_init(&t, "rll");
+    static const char *const heads[] = {"TOOK", "PHASE", "SLOWEST"};
+    for (i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    json_array_foreach(slowest, i, s)
+    {
+        if (i == SLOWEST_SHOWN)
+            break;
+        cmd_table_cell(&t, "%s", ctl_ns(jnum(s, "took_ns")));
+        cmd_table_cell(&t, "%s", jstr(s, "phase"));
+        cmd_table_cell(&t, "%s", jstr(s, "who"));
+    }
+    int r = cmd_table_print(&t, stdout, 2);
+    if (n > SLOWEST_SHOWN)
+        (void)printf("  and %zu more (--json tells all)\n", n - SLOWEST_SHOWN);
+    json_decref(slowest);
+    return r;
+}
+
 static int print_version(const char *model, const json_t *v)
 {
     const json_t *record = json_object_get(v, "record"), *marks = json_object_get(v, "marks");
@@ -124,9 +176,44 @@ static int print_version(const char *model, const json_t *v)
     if (jstr(record, "reason")[0] != '\0')
         (void)printf("  %s\n", jstr(record, "reason"));
     print_times(record, marks);
+    print_phases(v);
     int r = print_marks(marks);
+    if (r == 0)
+        r = print_slowest(v);
     (void)printf("\n");
     return r;
+}
+
+/* ---- over versions ---- */
+
+static void over_rows(struct cmd_table *t, const char *kind, const json_t *group)
+{
+    static const char *const columns[] = {"least_ns", "median_ns", "p90_ns", "p99_ns", "most_ns"};
+    size_t i;
+    json_t *p;
+    json_array_foreach(json_object_get(group, "phases"), i, p)
+    {
+        cmd_table_cell(t, "%s", kind);
+        cmd_table_cell(t, "%s", jstr(p, "phase"));
+        cmd_table_cell(t, "%llu", (unsigned long long)jnum(p, "n"));
+        for (size_t k = 0; k < sizeof columns / sizeof *columns; k++)
+            cmd_table_cell(t, "%s", ctl_ns(jnum(p, columns[k])));
+    }
+}
+
+static int print_over(const json_t *versions)
+{
+    json_t *over = phases_over(versions);
+    struct cmd_table t;
+    static const char *const heads[] = {"", "PHASE", "N", "LEAST", "MEDIAN", "P90", "P99", "MOST"};
+    (void)printf("phases of the committed versions\n");
+    cmd_table_init(&t, "llrrrrrr");
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    over_rows(&t, "first of an epoch", json_object_get(over, "first_of_epoch"));
+    over_rows(&t, "steady", json_object_get(over, "steady"));
+    json_decref(over);
+    return cmd_table_print(&t, stdout, 2);
 }
 
 /* ---- the cycle ---- */
@@ -257,8 +344,25 @@ static int print_all(const struct ctl *c, const char *model, const json_t *versi
     json_t *v;
     int r = 0;
     json_array_foreach(versions, i, v) if (r == 0) r = print_version(model, v);
+    if (r == 0 && json_array_size(versions) > 1)
+        r = print_over(versions);
     print_cycle(versions);
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
+}
+
+/* What is printed as tables, for programs: per version "phases" and "slowest", and "over" several versions. */
+static json_t *with_phases(json_t *reply)
+{
+    json_t *versions = json_object_get(reply, "versions"), *v;
+    size_t i;
+    json_array_foreach(versions, i, v)
+    {
+        (void)json_object_set_new(v, "phases", phases_of(v));
+        (void)json_object_set_new(v, "slowest", phases_slowest(v));
+    }
+    if (json_array_size(versions) > 1)
+        (void)json_object_set_new(reply, "over", phases_over(versions));
+    return reply;
 }
 
 static int show(struct ctl *c, const char *chrome, const char *model, json_t *reply)
@@ -267,7 +371,7 @@ static int show(struct ctl *c, const char *chrome, const char *model, json_t *re
     if (chrome != NULL)
         return write_trace(c, chrome, model, versions);
     if (c->json)
-        return ctl_print_json(c, json_incref(reply));
+        return ctl_print_json(c, json_incref(with_phases(reply)));
     return print_all(c, model, versions);
 }
 

@@ -1,6 +1,7 @@
 #include "client/ctl_compare.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,18 @@ static uint64_t quantile(const uint64_t *sorted, size_t n, double q)
     return sorted[rank == 0 ? 0 : rank > n ? n - 1 : rank - 1];
 }
 
+struct compare_quantiles compare_quantiles(uint64_t *values, size_t n)
+{
+    if (n == 0)
+        return (struct compare_quantiles){0};
+    qsort(values, n, sizeof *values, ascending);
+    return (struct compare_quantiles){.least = values[0],
+                                      .median = quantile(values, n, 0.5),
+                                      .p90 = quantile(values, n, 0.9),
+                                      .p99 = quantile(values, n, 0.99),
+                                      .most = values[n - 1]};
+}
+
 /* {"least": …, "median": …, "p90": …, "most": …} of one time of the records. */
 static json_t *distribution(const json_t *records, const char *key)
 {
@@ -38,10 +51,10 @@ static json_t *distribution(const json_t *records, const char *key)
         return NULL;
     for (size_t i = 0; i < n; i++)
         values[i] = jnum(json_array_get(records, i), key);
-    qsort(values, n, sizeof *values, ascending);
-    json_t *d = json_pack("{sIsIsIsI}", "least", (json_int_t)values[0], "median",
-                          (json_int_t)quantile(values, n, 0.5), "p90",
-                          (json_int_t)quantile(values, n, 0.9), "most", (json_int_t)values[n - 1]);
+    struct compare_quantiles q = compare_quantiles(values, n);
+    json_t *d =
+        json_pack("{sIsIsIsI}", "least", (json_int_t)q.least, "median", (json_int_t)q.median, "p90",
+                  (json_int_t)q.p90, "most", (json_int_t)q.most);
     mem_free(values);
     return d;
 }
@@ -65,8 +78,7 @@ static void add_distinct(json_t *array, const char *text)
     (void)json_array_append_new(array, json_string(text));
 }
 
-/* Whether no committed version below it in the list is of its epoch. */
-static bool first_of_epoch(const json_t *versions, size_t i)
+bool compare_first_of_epoch(const json_t *versions, size_t i)
 {
     uint64_t epoch = jnum(json_array_get(versions, i), "epoch");
     for (i++; i < json_array_size(versions); i++) {
@@ -80,7 +92,7 @@ static bool first_of_epoch(const json_t *versions, size_t i)
 static json_t *compare_set(const json_t *versions, const struct compare_set *set)
 {
     json_t *first = json_array(), *steady = json_array(), *strategies = json_array(),
-           *plans = json_array();
+           *plans = json_array(), *epochs = json_array();
     json_int_t other = 0;
     for (size_t i = 0; i < json_array_size(versions); i++) {
         json_t *v = json_array_get(versions, i);
@@ -91,17 +103,53 @@ static json_t *compare_set(const json_t *versions, const struct compare_set *set
             other++;
             continue;
         }
-        (void)json_array_append(first_of_epoch(versions, i) ? first : steady, v);
+        (void)json_array_append(compare_first_of_epoch(versions, i) ? first : steady, v);
         add_distinct(strategies, jstr(v, "strategy"));
         add_distinct(plans, jstr(v, "plan_digest"));
+        char epoch[24];
+        (void)snprintf(epoch, sizeof epoch, "%llu", (unsigned long long)jnum(v, "epoch"));
+        add_distinct(epochs, epoch);
     }
-    return json_pack("{sIsIsIsosososo}", "from", (json_int_t)set->from, "to", (json_int_t)set->to,
-                     "not_committed", other, "strategies", strategies, "plans", plans,
-                     "first_of_epoch", group(first), "steady", group(steady));
+    return json_pack("{sIsIsIsososososo}", "from", (json_int_t)set->from, "to", (json_int_t)set->to,
+                     "not_committed", other, "strategies", strategies, "plans", plans, "epochs",
+                     epochs, "first_of_epoch", group(first), "steady", group(steady));
+}
+
+/* Whether two arrays of distinct strings have the same members. */
+static bool same_members(const json_t *a, const json_t *b)
+{
+    size_t i, k;
+    json_t *x, *y;
+    if (json_array_size(a) != json_array_size(b))
+        return false;
+    json_array_foreach(a, i, x)
+    {
+        bool found = false;
+        json_array_foreach(b, k, y) found =
+            found || strcmp(json_string_value(x), json_string_value(y)) == 0;
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+/* What is not alike in both sets. Another strategy makes another plan by itself; so does another membership. */
+static json_t *changes(const json_t *a, const json_t *b)
+{
+    static const char *const keys[][2] = {{"strategies", "strategy"}, {"epochs", "epoch"}};
+    json_t *changed = json_array();
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!same_members(json_object_get(a, keys[i][0]), json_object_get(b, keys[i][0])))
+            (void)json_array_append_new(changed, json_string(keys[i][1]));
+    if (json_array_size(changed) == 0 &&
+        !same_members(json_object_get(a, "plans"), json_object_get(b, "plans")))
+        (void)json_array_append_new(changed, json_string("plan"));
+    return changed;
 }
 
 json_t *compare_records(const json_t *versions, const struct compare_set sets[2])
 {
-    return json_pack("{s[oo]}", "sets", compare_set(versions, &sets[0]),
-                     compare_set(versions, &sets[1]));
+    json_t *a = compare_set(versions, &sets[0]), *b = compare_set(versions, &sets[1]);
+    json_t *changed = changes(a, b);
+    return json_pack("{s[oo]so}", "sets", a, b, "changed", changed);
 }

@@ -169,8 +169,16 @@ def versions_and_timeline_tell_what_happened(w):
         assert name in names, (name, names)
     assert names.count("accepted") == 2 and names.count("resume") == 4 and names.count("applied") >= 2
     text = w.ctl("timeline", "m", "--last", 3).stdout
-    for part in ("version 3: committed", "wire ", "trainer stall ", "pause to resume ", "first_byte", "cycle: "):
+    for part in ("version 3: committed", "wire ", "trainer stall ", "pause to resume ", "first_byte", "cycle: ",
+                 "phases, slowest first: ", "SLOWEST", "rollout/instance 0", "first of an epoch", "P99"):
         assert part in text, (part, text)
+    # Phases to the commit add up to the time from submission to commit; who was slowest comes first.
+    at = {x["name"]: x["at_ns"] for x in t["marks"] if x["who"] == ""}
+    assert sum(p["took_ns"] for p in t["phases"] if p["phase"] != "apply") == at["committed"] - at["submitted"], t
+    took = [s["took_ns"] for s in t["slowest"]]
+    assert took == sorted(took, reverse=True) and {s["phase"] for s in t["slowest"]} >= {"accept", "apply", "pause"}
+    over = w.json("timeline", "m", "--last", 3)["over"]
+    assert (over["first_of_epoch"]["n"], over["steady"]["n"]) == (1, 2), over
 
 
 def two_sets_of_versions_are_compared(w):
@@ -184,6 +192,7 @@ def two_sets_of_versions_are_compared(w):
     assert a["strategies"] == ["reshard"] and a["plans"] == [records[1]["plan_digest"]]
     text = w.ctl("timeline", "m", "--compare", "1-2,3").stdout
     assert "first of an epoch" in text and "median of the second over the first, steady: total " in text, text
+    assert "strategy, membership and plan are alike in both" in text, text
     fails(w, FAILED, "timeline", "m", "--compare", "1-2,7-9", says="versions 7 to 9: none was committed")
     for bad in ("1-2", "2-1,3", "1,", "0-1,2-3", "a,b"):
         fails(w, USAGE, "timeline", "m", "--compare", bad, says="--compare")

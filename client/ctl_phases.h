@@ -1,0 +1,24 @@
+/* Where the time of versions went: phases, and who was slowest in them. Pure, from Timeline's marks.
+ *
+ * A phase is what lies between two marks of the version's newest attempt, named by what it ended with: plan, prepare, start
+ * (to the first byte), wire, verify, accept (to the last instance's verdict), commit, apply (to the last worker's; after
+ * the commit, so no part of total_ns). A phase of which a mark is missing is joined to the next one. */
+#ifndef RS_CLIENT_CTL_PHASES_H
+#define RS_CLIENT_CTL_PHASES_H
+
+struct json_t; /* jansson's */
+
+/* [{"phase", "took_ns"}, …] of one version ({"record", "marks"} as Timeline gives it), slowest first. NULL: out of memory. */
+struct json_t *phases_of(const struct json_t *version);
+
+/* [{"phase", "who", "took_ns"}, …], slowest first: publish (since the submission) per source worker, accept (since verified) per
+ * instance, apply (since the commit) and pause (to its resume) per worker. */
+struct json_t *phases_slowest(const struct json_t *version);
+
+/* Of several versions, newest first: {"first_of_epoch": {"n", "phases": [{"phase", "n", "least_ns", "median_ns", "p90_ns",
+ * "p99_ns", "most_ns"}, …]}, "steady": …}, committed ones alone, phases in their order in time. A version is the first of its
+ * epoch where the list's next older committed one is of another; the oldest one counts as first where its epoch can't be
+ * told from one before. Quantiles by nearest rank. */
+struct json_t *phases_over(const struct json_t *versions);
+
+#endif
