@@ -61,6 +61,59 @@ uint64_t rpc_call_deadline_ns(const struct rpc_call *call)
     return call->deadline_ns;
 }
 
+const char *rpc_call_metadata(const struct rpc_call *call, const char *key)
+{
+    const char *p = call->metadata;
+    while (p != NULL && *p != '\0') {
+        const char *value = p + strlen(p) + 1;
+        if (strcmp(p, key) == 0)
+            return value;
+        p = value + strlen(value) + 1;
+    }
+    return NULL;
+}
+
+/* Where it is packed as one of the call's pairs. */
+static bool is_kept(const struct rpc_metadata *pair)
+{
+    return strncmp(pair->key, RPC_METADATA_PREFIX, sizeof RPC_METADATA_PREFIX - 1) == 0;
+}
+
+static size_t packed_bytes(const struct rpc_metadata *pairs, size_t n)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n && bytes <= RPC_METADATA_MAX_BYTES; i++)
+        if (is_kept(&pairs[i]))
+            bytes += strlen(pairs[i].key) + strlen(pairs[i].value) + 2;
+    return bytes;
+}
+
+static char *put(char *at, const char *text)
+{
+    size_t n = strlen(text) + 1;
+    memcpy(at, text, n);
+    return at + n;
+}
+
+int rpc_metadata_pack(const struct rpc_metadata *pairs, size_t n, char **ret)
+{
+    size_t bytes = packed_bytes(pairs, n);
+    *ret = NULL;
+    if (bytes > RPC_METADATA_MAX_BYTES)
+        return RS_EEXHAUSTED;
+    if (bytes == 0)
+        return 0;
+    char *packed = mem_alloc(bytes + 1), *at = packed;
+    if (packed == NULL)
+        return RS_ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        if (is_kept(&pairs[i]))
+            at = put(put(at, pairs[i].key), pairs[i].value);
+    *at = '\0';
+    *ret = packed;
+    return 0;
+}
+
 struct rpc_message *rpc_call_next_out(struct rpc_call *call)
 {
     struct queue *q = queue_pop(&call->out);
@@ -169,6 +222,7 @@ void rpc_call_close(struct rpc_call *call)
 {
     drop_queue(call);
     mem_free(call->text);
+    mem_free(call->metadata);
     rpc_message_unref(call->details);
     queue_remove(&call->link);
 }

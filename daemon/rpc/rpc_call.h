@@ -13,6 +13,7 @@
 
 #include "base/queue.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_link.h"
 
 struct rpc_message {
     atomic_uint refs;
@@ -45,6 +46,7 @@ struct rpc_call {
     void *arg;
     struct rpc_identity identity;
     uint64_t deadline_ns;
+    char *metadata; /* owned, NULL: none; "key\0value\0key\0value\0\0" */
     enum rpc_call_state state;
     bool got_message;
     bool was_cut;
@@ -78,6 +80,14 @@ void rpc_call_ended(struct rpc_call *call, int reason);
 
 /* The next message to send, removed from the queue; its reference is the caller's. NULL: none. */
 struct rpc_message *rpc_call_next_out(struct rpc_call *call);
+
+/* Keys that a call's handler may read begin so. */
+#define RPC_METADATA_PREFIX "reshard-"
+/* Of a call's metadata, packed. */
+#define RPC_METADATA_MAX_BYTES 4096
+/* The pairs whose keys have the prefix, packed; *ret is NULL where there is none. RS_ENOMEM;
+ * RS_EEXHAUSTED: too many bytes. */
+int rpc_metadata_pack(const struct rpc_metadata *pairs, size_t n, char **ret);
 
 void rpc_identify(const struct rpc_server_options *options, const char *token,
                   struct rpc_identity *ret);

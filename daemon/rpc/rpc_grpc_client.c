@@ -8,32 +8,20 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
-#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
-#include <grpc/support/log.h>
 
-#include "base/log.h"
 #include "base/mem.h"
-#include "rpc/rpc_listen.h"
+#include "rpc/rpc_grpc_channel.h"
 
 #include "base/banned.h"
 
 /* A reply larger than this is refused: no daemon of ours sends one. */
 #define MAX_REPLY_BYTES (256U << 20)
-/* As the daemon's defaults (rpc.h): what one side sends the other must permit. */
-#define KEEPALIVE_MS         1000
-#define KEEPALIVE_TIMEOUT_MS 2000
-/* A daemon that restarts is found again within a second. */
-#define RECONNECT_FIRST_MS 100
-#define RECONNECT_MOST_MS  1000
-/* A daemon that takes a connection and then doesn't speak, or a very busy machine. */
-#define CONNECT_TIMEOUT_MS 5000
 
 /* gRPC reads a connection only while some thread waits in it. A program that holds a stream and does
  * something else would answer no ping and lose its connection, so each channel has a thread that waits
@@ -66,43 +54,6 @@ struct rpc_stream {
 };
 
 /* --- channel ---------------------------------------------------------------------------------- */
-
-static grpc_arg int_arg(const char *key, int value)
-{
-    grpc_arg a = {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key};
-    a.value.integer = value;
-    return a;
-}
-
-static grpc_channel *new_grpc_channel(const char *target)
-{
-    grpc_arg args[] = {
-        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_REPLY_BYTES),
-        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
-        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
-        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
-        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, KEEPALIVE_MS / 2),
-        int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
-        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS), /* sic */
-        int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
-        int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0), /* else http_proxy would catch even 127.0.0.1 */
-        int_arg(GRPC_ARG_ENABLE_RETRIES, 0),    /* what is repeated is decided above */
-        /* Another channel's connection and back-off are none of ours. */
-        int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
-    };
-    grpc_channel_args a = {.num_args = sizeof args / sizeof *args, .args = args};
-    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
-    grpc_channel *c = grpc_channel_create(target, credentials, &a);
-    grpc_channel_credentials_release(credentials);
-    return c;
-}
-
-/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
-static void log_grpc(gpr_log_func_args *args)
-{
-    log_debug("grpc: %s", args->message);
-}
 
 /* Starts to wait for the next state; false: the channel is closing. */
 static bool watch_state(struct rpc_channel *c)
@@ -164,45 +115,23 @@ static struct rpc_channel *channel_new(const char *token)
     return c;
 }
 
-static int connect_channel(struct rpc_channel *c, const char *uri, struct err *e)
+static int connect_channel(struct rpc_channel *c, const struct rpc_channel_spec *spec,
+                           struct err *e)
 {
-    gpr_set_log_function(log_grpc);
+    rpc_grpc_log_start();
     grpc_init();
-    c->grpc = new_grpc_channel(uri);
+    int r = rpc_grpc_channel_new(spec, &c->grpc, e);
+    if (r != 0) {
+        grpc_shutdown_blocking();
+        return r;
+    }
     c->cq = grpc_completion_queue_create_for_next(NULL);
-    int r = pthread_create(&c->thread, NULL, keep_reading, c);
+    r = pthread_create(&c->thread, NULL, keep_reading, c);
     if (r == 0)
         return 0;
     destroy_channel(c);
     destroy_queue(c);
     return err_set(e, err_from_errno(r), "channel's thread: %s", strerror(r));
-}
-
-/* gRPC reads the target as a URI: what a path may hold and a URI may not is escaped. */
-static int escape(const char *target, char *ret, size_t size)
-{
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-~:[]";
-    size_t n = 0;
-    for (const char *p = target; *p != '\0'; p++) {
-        if (n + 4 > size)
-            return RS_EINVAL;
-        if (strchr(plain, *p) != NULL)
-            ret[n++] = *p;
-        else
-            n += (size_t)snprintf(ret + n, size - n, "%%%02X", (unsigned)(unsigned char)*p);
-    }
-    ret[n] = '\0';
-    return 0;
-}
-
-static int check_target(const char *target, struct err *e)
-{
-    const char *path = strncmp(target, "unix:", 5) == 0 ? target + 5 : NULL;
-    if (path != NULL && (strlen(path) == 0 || strlen(path) > RPC_UNIX_PATH_MAX))
-        return err_set(e, RS_EINVAL, "target '%s': a socket path has 1 to %d bytes", target,
-                       RPC_UNIX_PATH_MAX);
-    return 0;
 }
 
 static int check_token(const char *token, struct err *e)
@@ -213,25 +142,31 @@ static int check_token(const char *token, struct err *e)
     return legal ? 0 : err_set(e, RS_EINVAL, "token holds bytes that no header may hold");
 }
 
-int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret, struct err *e)
+int rpc_channel_open_tls(const char *target, const struct rpc_tls_files *tls,
+                         const char *server_name, const char *token, struct rpc_channel **ret,
+                         struct err *e)
 {
-    char uri[4 * RPC_UNIX_PATH_MAX + 16];
-    int r = check_target(target, e);
-    if (r == 0)
-        r = check_token(token, e);
+    const struct rpc_channel_spec spec = {.target = target,
+                                          .tls = tls,
+                                          .server_name = server_name,
+                                          .max_message_bytes = MAX_REPLY_BYTES};
+    int r = check_token(token, e);
     if (r != 0)
         return r;
-    if (escape(target, uri, sizeof uri) != 0)
-        return err_set(e, RS_EINVAL, "target '%s' is too long", target);
     struct rpc_channel *c = channel_new(token);
     if (c == NULL)
         return err_set(e, RS_ENOMEM, "no memory for a channel");
-    r = connect_channel(c, uri, e);
+    r = connect_channel(c, &spec, e);
     if (r != 0)
         channel_free(c);
     else
         *ret = c;
     return r;
+}
+
+int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret, struct err *e)
+{
+    return rpc_channel_open_tls(target, NULL, NULL, token, ret, e);
 }
 
 void rpc_channel_close(struct rpc_channel *c)

@@ -6,10 +6,11 @@
  * that stream have a queue and a thread of their own, which only posts. A tag is embedded in what it
  * is about (a request slot, a call, the server), which lives until the tag has come back: calls
  * count their outstanding tags. We listen and accept ourselves (rpc_listen.h) and hand connected
- * descriptors to gRPC.
+ * descriptors to gRPC. Those with TLS it takes only from a listener of its own: that is a socket without
+ * a file, which wants TLS too, and relays (rpc_relay.h) carry the bytes there.
  *
  * Stop: listeners close → gRPC server shutdown → its tag is back, no slot is armed, no call is left
- * → both completion queues' shutdown → both threads end → handles close → freed. No batch starts after
+ * → both completion queues' shutdown → both threads end → relays end → handles close → freed. No batch starts after
  * the queues' shutdown. */
 #include "rpc/rpc.h"
 
@@ -27,14 +28,16 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
-#include <grpc/support/log.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mailbox.h"
 #include "base/mem.h"
+#include "base/random.h"
 #include "rpc/rpc_call.h"
+#include "rpc/rpc_grpc_channel.h"
 #include "rpc/rpc_listen.h"
+#include "rpc/rpc_relay.h"
 #include "rpc/rpc_services.h"
 
 #include "base/banned.h"
@@ -48,6 +51,12 @@
 /* Of one connection; what would be more waits at the client. */
 #define MAX_STREAMS     16384
 #define MAX_TOKEN_BYTES 256
+/* For a TLS handshake and the first bytes behind it. */
+#define HANDSHAKE_MS 5000
+/* For a stopped server's last bytes to go through the relays. */
+#define LAST_BYTES_MS 1000
+/* Unix, TCP, and the list's. */
+#define MAX_LISTENERS (2 + RPC_MAX_ADDRESSES)
 /* A client cancels at its deadline by its own clock; on the wire the time left is rounded by up to
  * 1 %. */
 #define DEADLINE_SLACK_NS 20000000U
@@ -129,9 +138,14 @@ struct rpc_server {
     struct mailbox_item thread_ended, stream_thread_ended;
     uv_async_t async;
     uv_timer_t timer;
-    struct rpc_listener listeners[2]; /* Unix, TCP */
-    uv_poll_t polls[2];
-    unsigned n_handles; /* open */
+    struct rpc_listener listeners[MAX_LISTENERS];
+    uv_poll_t polls[MAX_LISTENERS];
+    bool with_tls[MAX_LISTENERS];
+    char tls_name[64]; /* gRPC's own listener for TLS, abstract; "": none */
+    struct queue relays;
+    uint64_t n_failed_relays;
+    uint64_t n_handshakes_before; /* that had failed in the process at the start */
+    unsigned n_handles;           /* open */
     struct slot *slots;
     size_t n_slots;
     size_t n_armed;
@@ -149,6 +163,7 @@ struct rpc_server {
 static void call_free(struct served *c);
 static void call_closed(struct served *c);
 static void finish_stop(struct rpc_server *s);
+static void relays_ended(struct rpc_server *s);
 
 /* --- tags ------------------------------------------------------------------------------------- */
 
@@ -488,11 +503,85 @@ static bool find_token(const grpc_metadata_array *metadata, char ret[MAX_TOKEN_B
     return false;
 }
 
+static bool has_prefix(grpc_slice s, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return GRPC_SLICE_LENGTH(s) >= n && memcmp(GRPC_SLICE_START_PTR(s), prefix, n) == 0;
+}
+
+/* Appends the bytes and a NUL; false: no room, or a NUL among them. */
+static bool put_slice(grpc_slice s, char *to, size_t size, size_t *at)
+{
+    size_t n = GRPC_SLICE_LENGTH(s);
+    if (n >= size - *at || memchr(GRPC_SLICE_START_PTR(s), '\0', n) != NULL)
+        return false;
+    memcpy(to + *at, GRPC_SLICE_START_PTR(s), n);
+    to[*at + n] = '\0';
+    *at += n + 1;
+    return true;
+}
+
+/* What handlers may read, packed; NULL: nothing, too much, or no memory. */
+static char *pack_metadata(const grpc_metadata_array *metadata)
+{
+    char packed[RPC_METADATA_MAX_BYTES + 1];
+    size_t at = 0;
+    for (size_t i = 0; i < metadata->count; i++) {
+        const grpc_metadata *m = &metadata->metadata[i];
+        if (!has_prefix(m->key, RPC_METADATA_PREFIX) ||
+            grpc_slice_str_cmp(m->key, "reshard-token") == 0)
+            continue;
+        if (!put_slice(m->key, packed, sizeof packed - 1, &at) ||
+            !put_slice(m->value, packed, sizeof packed - 1, &at))
+            return NULL;
+    }
+    packed[at++] = '\0';
+    char *kept = at == 1 ? NULL : mem_alloc(at);
+    if (kept != NULL)
+        memcpy(kept, packed, at);
+    return kept;
+}
+
+/* The first of the property that can be a name of ours. */
+static bool find_name(const grpc_auth_context *auth, const char *property, char *ret, size_t size)
+{
+    grpc_auth_property_iterator it = grpc_auth_context_find_properties_by_name(auth, property);
+    const grpc_auth_property *p = grpc_auth_property_iterator_next(&it);
+    if (p == NULL || p->value_length == 0 || p->value_length >= size ||
+        memchr(p->value, '\0', p->value_length) != NULL)
+        return false;
+    memcpy(ret, p->value, p->value_length);
+    ret[p->value_length] = '\0';
+    return true;
+}
+
+/* A caller that showed a certificate is known by it, whatever token it sends. */
+static bool identify_by_certificate(grpc_call *call, struct rpc_identity *ret)
+{
+    grpc_auth_context *auth = grpc_call_auth_context(call);
+    bool known = auth != NULL && grpc_auth_context_peer_is_authenticated(auth) != 0;
+    if (known) {
+        *ret = (struct rpc_identity){.kind = RPC_TLS};
+        if (!find_name(auth, GRPC_PEER_DNS_PROPERTY_NAME, ret->name, sizeof ret->name))
+            (void)find_name(auth, GRPC_X509_CN_PROPERTY_NAME, ret->name, sizeof ret->name);
+    }
+    if (auth != NULL)
+        grpc_auth_context_release(auth);
+    return known;
+}
+
+static void identify(const struct rpc_server *s, const struct slot *slot, struct rpc_identity *ret)
+{
+    char token[MAX_TOKEN_BYTES];
+    if (s->tls_name[0] != '\0' && identify_by_certificate(slot->call, ret))
+        return;
+    rpc_identify(&s->options, find_token(&slot->metadata, token) ? token : NULL, ret);
+}
+
 /* The call in the slot, as an object of ours; NULL: no memory. */
 static struct served *call_new(struct slot *slot)
 {
     struct rpc_server *s = slot->server;
-    char token[MAX_TOKEN_BYTES];
     struct served *c = mem_zalloc(sizeof *c);
     if (c == NULL)
         return NULL;
@@ -506,7 +595,8 @@ static struct served *call_new(struct slot *slot)
     tag_init(&c->receive_tag, on_received);
     tag_init(&c->send_tag, on_sent);
     set_deadline(c, slot->deadline);
-    rpc_identify(&s->options, find_token(&slot->metadata, token) ? token : NULL, &c->base.identity);
+    identify(s, slot, &c->base.identity);
+    c->base.metadata = pack_metadata(&slot->metadata);
     queue_push(&s->calls, &c->base.link);
     s->n_calls++;
     s->n_served++;
@@ -609,10 +699,32 @@ static void on_request(struct tag *tag, bool ok)
 /* At most so many per wake, so that calls get their turn in a storm of connections. */
 #define ACCEPTS_PER_WAKE 64
 
+static void relay_closed(struct rpc_relay *r, void *arg)
+{
+    struct rpc_server *s = arg;
+    queue_remove(&r->link);
+    mem_free(r);
+    relays_ended(s);
+}
+
+static void relay(struct rpc_server *s, int fd, int max_fd)
+{
+    struct rpc_relay *r = mem_alloc(sizeof *r);
+    if (r == NULL)
+        (void)close(fd);
+    else if (rpc_relay_start(r, s->loop, fd, s->tls_name, max_fd, relay_closed, s) == 0) {
+        queue_push(&s->relays, &r->link);
+        return;
+    }
+    mem_free(r);
+    s->n_failed_relays++;
+}
+
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
     struct rpc_server *s = poll->data;
-    struct rpc_listener *l = &s->listeners[poll - s->polls];
+    ptrdiff_t i_listener = poll - s->polls;
+    struct rpc_listener *l = &s->listeners[i_listener];
     (void)events;
     if (status < 0)
         log_debug("rpc listener: %s", uv_strerror(status));
@@ -620,7 +732,10 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         int fd = rpc_listener_accept(l);
         if (fd < 0)
             return;
-        grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
+        if (s->with_tls[i_listener])
+            relay(s, fd, l->max_fd);
+        else
+            grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
     }
 }
 
@@ -649,6 +764,8 @@ static grpc_server *new_grpc_server(const struct rpc_server *s)
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1U << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
         int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0),
+        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS),
+        int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
     };
     grpc_channel_args a = {.num_args = sizeof args / sizeof *args, .args = args};
     return grpc_server_create(&a, NULL);
@@ -683,10 +800,52 @@ static int make_slots(struct rpc_server *s, struct err *e)
     return 0;
 }
 
-/* What gRPC would print, at debug: a stranger at the socket must not fill anybody's log. */
-static void log_grpc(gpr_log_func_args *args)
+/* Certificates first: what is wrong with them is better said before gRPC has them. */
+static int tls_credentials(const struct rpc_server_options *o, grpc_server_credentials **ret,
+                           struct err *e)
 {
-    log_debug("grpc: %s", args->message);
+    struct rpc_tls_pems pems;
+    int r = rpc_tls_load(o->tls, &pems, e);
+    if (r != 0)
+        return r;
+    grpc_ssl_pem_key_cert_pair pair = {.private_key = pems.key, .cert_chain = pems.certificate};
+    grpc_ssl_server_certificate_config *config =
+        grpc_ssl_server_certificate_config_create(pems.ca, &pair, 1);
+    *ret = grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config(
+            o->tls_anonymous ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
+            config));
+    rpc_tls_free(&pems);
+    return *ret != NULL ? 0 : err_set(e, RS_EINVAL, "TLS: '%s' can't be used", o->tls->certificate);
+}
+
+/* A name that nobody guesses or takes; who connects there without a certificate gets as far as anyone
+ * from outside. */
+static int start_tls(struct rpc_server *s, struct err *e)
+{
+    char address[sizeof s->tls_name + 16];
+    grpc_server_credentials *credentials = NULL;
+    uint64_t name[2];
+    int r = tls_credentials(&s->options, &credentials, e);
+    if (r != 0)
+        return r;
+    random_bytes(name, sizeof name);
+    (void)snprintf(s->tls_name, sizeof s->tls_name, "reshard-tls-%016" PRIx64 "%016" PRIx64,
+                   name[0], name[1]);
+    (void)snprintf(address, sizeof address, "unix-abstract:%s", s->tls_name);
+    if (grpc_server_add_http2_port(s->grpc, address, credentials) == 0)
+        r = err_set(e, RS_EIO, "TLS: the inner socket can't be bound");
+    grpc_server_credentials_release(credentials);
+    return r;
+}
+
+static bool wants_tls(const struct rpc_server *s)
+{
+    for (size_t i = 0; i < MAX_LISTENERS; i++)
+        if (s->with_tls[i])
+            return true;
+    return false;
 }
 
 static int start_grpc(struct rpc_server *s, struct err *e)
@@ -694,7 +853,7 @@ static int start_grpc(struct rpc_server *s, struct err *e)
     /* It only hands over: were it to look at sockets too, its thread would do the loop's reading. */
     const grpc_completion_queue_attributes quiet = {
         .version = 1, .cq_completion_type = GRPC_CQ_NEXT, .cq_polling_type = GRPC_CQ_NON_POLLING};
-    gpr_set_log_function(log_grpc);
+    rpc_grpc_log_start();
     grpc_init();
     s->cq = grpc_completion_queue_create_for_next(NULL);
     s->stream_cq =
@@ -702,26 +861,55 @@ static int start_grpc(struct rpc_server *s, struct err *e)
     s->grpc = new_grpc_server(s);
     s->credentials = grpc_insecure_server_credentials_create();
     grpc_server_register_completion_queue(s->grpc, s->cq, NULL);
+    s->n_handshakes_before = rpc_grpc_n_failed_handshakes();
     int r = make_slots(s, e);
+    if (r == 0 && wants_tls(s))
+        r = start_tls(s, e);
     if (r == 0)
         grpc_server_start(s->grpc);
     return r;
 }
 
+static int check_addresses(const struct rpc_server_options *o, struct err *e)
+{
+    bool tls = false;
+    for (size_t i = 0; i < o->n_addresses && i < RPC_MAX_ADDRESSES; i++)
+        tls = tls || o->addresses[i].tls;
+    if (o->unix_path == NULL && o->tcp_address == NULL && o->n_addresses == 0)
+        return err_set(e, RS_EINVAL, "neither a socket path nor an address to serve on");
+    if (o->n_addresses > RPC_MAX_ADDRESSES)
+        return err_set(e, RS_EINVAL, "%zu addresses, at most %d", o->n_addresses,
+                       RPC_MAX_ADDRESSES);
+    if (tls && (o->tls == NULL || o->tls->certificate == NULL))
+        return err_set(e, RS_EINVAL,
+                       "an address with TLS needs the files of authority, certificate and key");
+    return 0;
+}
+
+static int open_plain(struct rpc_server *s, size_t i, const char *address, struct err *e)
+{
+    return s->options.insecure_network ? rpc_listen_network(&s->listeners[i], address, e)
+                                       : rpc_listen_tcp(&s->listeners[i], address, e);
+}
+
 static int open_listeners(struct rpc_server *s, struct err *e)
 {
     const struct rpc_server_options *o = &s->options;
-    int r = 0;
-    if (o->unix_path == NULL && o->tcp_address == NULL)
-        return err_set(e, RS_EINVAL, "neither a socket path nor an address to serve on");
-    if (o->unix_path != NULL)
+    int r = check_addresses(o, e);
+    if (r == 0 && o->unix_path != NULL)
         r = rpc_listen_unix(&s->listeners[0], o->unix_path, o->unix_mode, e);
     if (r == 0 && o->tcp_address != NULL)
-        r = rpc_listen_tcp(&s->listeners[1], o->tcp_address, e);
+        r = open_plain(s, 1, o->tcp_address, e);
+    for (size_t i = 0; r == 0 && i < o->n_addresses; i++) {
+        s->with_tls[i + 2] = o->addresses[i].tls;
+        r = o->addresses[i].tls
+                ? rpc_listen_network(&s->listeners[i + 2], o->addresses[i].address, e)
+                : open_plain(s, i + 2, o->addresses[i].address, e);
+    }
     return r;
 }
 
-static int open_poll(struct rpc_server *s, int i, struct err *e)
+static int open_poll(struct rpc_server *s, size_t i, struct err *e)
 {
     struct rpc_listener *l = &s->listeners[i];
     if (l->fd < 0)
@@ -746,8 +934,9 @@ static int open_handles(struct rpc_server *s, struct err *e)
     (void)uv_timer_init(s->loop, &s->timer); /* never fails */
     s->timer.data = s;
     s->n_handles++;
-    r = open_poll(s, 0, e);
-    return r != 0 ? r : open_poll(s, 1, e);
+    for (size_t i = 0; r == 0 && i < MAX_LISTENERS; i++)
+        r = open_poll(s, i, e);
+    return r;
 }
 
 static void on_thread_ended(struct mailbox_item *item);
@@ -791,7 +980,7 @@ static void destroy(struct rpc_server *s)
         grpc_completion_queue_destroy(s->stream_cq);
         grpc_shutdown_blocking();
     }
-    for (size_t i = 0; i < 2; i++)
+    for (size_t i = 0; i < MAX_LISTENERS; i++)
         rpc_listener_close(&s->listeners[i]);
     mem_free(s->slots);
     rpc_services_close(&s->services);
@@ -820,7 +1009,7 @@ static void close_handle(uv_handle_t *handle)
 
 static void stop_listening(struct rpc_server *s)
 {
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < MAX_LISTENERS; i++) {
         close_handle((uv_handle_t *)&s->polls[i]);
         rpc_listener_close(&s->listeners[i]);
     }
@@ -855,7 +1044,8 @@ static struct rpc_server *server_new(uv_loop_t *loop, const struct rpc_server_op
     s->stream_thread_ended.fn = on_stream_thread_ended;
     tag_init(&s->shutdown_tag, on_shut_down);
     queue_init(&s->calls);
-    for (size_t i = 0; i < 2; i++)
+    queue_init(&s->relays);
+    for (size_t i = 0; i < MAX_LISTENERS; i++)
         rpc_listener_init(&s->listeners[i]);
     return s;
 }
@@ -888,12 +1078,32 @@ int rpc_server_start(uv_loop_t *loop, const struct rpc_server_options *options,
 
 /* --- stop ------------------------------------------------------------------------------------- */
 
+static void close_relays(struct rpc_server *s)
+{
+    queue_foreach (q, &s->relays)
+        rpc_relay_close(container_of(q, struct rpc_relay, link));
+}
+
+static void on_last_bytes_over(uv_timer_t *timer)
+{
+    close_relays(timer->data);
+}
+
+/* The server's end, once gRPC is done with: its connections are closed, and the relays pass on what it
+ * wrote last. */
+static void relays_ended(struct rpc_server *s)
+{
+    if (s->stopping && s->n_threads == 0 && queue_empty(&s->relays))
+        close_handles(s);
+}
+
 static void thread_joined(struct rpc_server *s)
 {
     if (--s->n_threads > 0)
         return;
     mailbox_shut(&s->mailbox);
-    close_handles(s);
+    (void)uv_timer_start(&s->timer, on_last_bytes_over, LAST_BYTES_MS, 0);
+    relays_ended(s);
 }
 
 static void on_thread_ended(struct mailbox_item *item)
@@ -961,6 +1171,19 @@ void rpc_server_stop(struct rpc_server *s, uint32_t grace_ms, void (*done)(void 
 uint16_t rpc_server_port(const struct rpc_server *s)
 {
     return s->listeners[1].port;
+}
+
+uint16_t rpc_server_address_port(const struct rpc_server *s, size_t i)
+{
+    return i < s->options.n_addresses ? s->listeners[i + 2].port : 0;
+}
+
+uint64_t rpc_server_n_refused(const struct rpc_server *s)
+{
+    uint64_t n = rpc_grpc_n_failed_handshakes() - s->n_handshakes_before + s->n_failed_relays;
+    for (size_t i = 0; i < MAX_LISTENERS; i++)
+        n += s->listeners[i].n_turned_away;
+    return n;
 }
 
 uint32_t rpc_server_n_calls(const struct rpc_server *s)

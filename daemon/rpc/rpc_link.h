@@ -7,9 +7,9 @@
  * callback runs inside any function of this header.
  *
  * Life of a link: (on_up → on_down)* → rpc_link_close → on_end of each call → on_closed, once, last;
- * the link is freed after it. It starts as down, without a callback. on_down comes again, with the
- * newest reason, when a try to connect fails; between tries it waits 0.1 s, growing to 1 s. A break
- * too short to be seen shows in its calls' on_end alone.
+ * the link is freed after it. It starts as down, without a callback. on_down may come again, with the
+ * reason why it stays down, where that is another one; between two tries to connect it waits 0.1 s,
+ * growing to 1 s. A break too short to be seen shows in its calls' on_end alone.
  *
  * Life of a call: rpc_link_call_open → (send | on_message)* → on_end, exactly once and last; the call
  * is freed after it, and may not be touched any more. A call that is opened while the link is down

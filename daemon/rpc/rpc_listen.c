@@ -7,7 +7,6 @@
 #include <netinet/tcp.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -16,7 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <uv.h>
+#include "base/netaddr.h"
 
 #include "base/banned.h"
 
@@ -157,54 +156,6 @@ int rpc_listen_unix(struct rpc_listener *l, const char *path, uint32_t mode, str
 
 /* --- TCP -------------------------------------------------------------------------------------- */
 
-/* "host:port" or "[host]:port" into its parts. */
-static int split(const char *address, char *host, size_t host_size, int *port, struct err *e)
-{
-    const char *colon = strrchr(address, ':');
-    char *end = NULL;
-    long value = colon == NULL ? -1 : strtol(colon + 1, &end, 10);
-    const char *start = address[0] == '[' ? address + 1 : address;
-    size_t n = colon == NULL ? 0 : (size_t)(colon - start);
-    if (colon != NULL && address[0] == '[')
-        n = colon > start && colon[-1] == ']' ? n - 1 : 0;
-    if (n == 0 || n >= host_size || end == colon + 1 || *end != '\0' || value < 0 || value > 65535)
-        return err_set(e, RS_EINVAL, "address '%s' is not HOST:PORT, like 127.0.0.1:7070", address);
-    memcpy(host, start, n);
-    host[n] = '\0';
-    *port = (int)value;
-    return 0;
-}
-
-static bool is_loopback(const struct sockaddr_storage *a)
-{
-    if (a->ss_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
-}
-
-static int resolve(const char *address, struct sockaddr_storage *ret, socklen_t *ret_n,
-                   struct err *e)
-{
-    char host[64];
-    int port = 0;
-    int r = split(address, host, sizeof host, &port, e);
-    if (r != 0)
-        return r;
-    memset(ret, 0, sizeof *ret);
-    const char *literal = strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
-    *ret_n = sizeof(struct sockaddr_in);
-    if (uv_ip4_addr(literal, port, (struct sockaddr_in *)ret) != 0) {
-        *ret_n = sizeof(struct sockaddr_in6);
-        if (uv_ip6_addr(literal, port, (struct sockaddr_in6 *)ret) != 0)
-            return err_set(e, RS_EINVAL, "address '%s': host '%s' is no IP address", address, host);
-    }
-    if (!is_loopback(ret))
-        return err_set(e, RS_EINVAL,
-                       "address '%s' is reachable from outside, which needs TLS: use 127.0.0.1",
-                       address);
-    return 0;
-}
-
 static int bound_port(int fd, uint16_t *ret)
 {
     struct sockaddr_storage a;
@@ -216,36 +167,64 @@ static int bound_port(int fd, uint16_t *ret)
     return 0;
 }
 
-static int bind_tcp(struct rpc_listener *l, const char *address, struct err *e)
+static int bind_failed(const char *address, struct err *e)
 {
-    struct sockaddr_storage a;
+    if (errno == EADDRINUSE)
+        return err_set(e, RS_EEXIST,
+                       "address '%s' is in use: stop the other daemon or choose another port",
+                       address);
+    if (errno == EADDRNOTAVAIL)
+        return err_set(e, RS_ENOTFOUND,
+                       "address '%s' is none of this machine's: `ip address` lists them", address);
+    return fail(e, "bind", address);
+}
+
+static int bind_tcp(struct rpc_listener *l, const char *address, const struct netaddr *a,
+                    struct err *e)
+{
+    struct sockaddr_storage sa;
     socklen_t n;
     int on = 1;
-    int r = resolve(address, &a, &n, e);
+    int r = netaddr_sockaddr(a, &sa, &n, e);
     if (r != 0)
         return r;
-    l->fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    l->fd = socket(a->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (l->fd < 0)
         return fail(e, "socket for", address);
     /* Lets a restart pass over TIME_WAIT; two listeners on one port stay impossible on Linux. */
     (void)setsockopt(l->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(l->fd, (const struct sockaddr *)&a, n) != 0 || listen(l->fd, BACKLOG) != 0) {
-        if (errno != EADDRINUSE)
-            return fail(e, "bind", address);
-        return err_set(e, RS_EEXIST,
-                       "address '%s' is in use: stop the other daemon or choose another port",
-                       address);
-    }
+    if (a->family == AF_INET6) /* [::] and 0.0.0.0 are two addresses */
+        (void)setsockopt(l->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if (bind(l->fd, (const struct sockaddr *)&sa, n) != 0 || listen(l->fd, BACKLOG) != 0)
+        return bind_failed(address, e);
     return bound_port(l->fd, &l->port) == 0 ? 0 : fail(e, "port of", address);
+}
+
+static int listen_tcp(struct rpc_listener *l, const char *address, bool loopback_only,
+                      struct err *e)
+{
+    struct netaddr a;
+    rpc_listener_init(l);
+    int r = netaddr_parse(address, NETADDR_PORT_OR_ANY, &a, e);
+    if (r == 0 && loopback_only && !netaddr_is_loopback(&a))
+        r = err_set(e, RS_EINVAL,
+                    "address '%s' is reachable from outside, which needs TLS: use 127.0.0.1",
+                    address);
+    if (r == 0)
+        r = bind_tcp(l, address, &a, e);
+    if (r != 0)
+        rpc_listener_close(l);
+    return r;
 }
 
 int rpc_listen_tcp(struct rpc_listener *l, const char *address, struct err *e)
 {
-    rpc_listener_init(l);
-    int r = bind_tcp(l, address, e);
-    if (r != 0)
-        rpc_listener_close(l);
-    return r;
+    return listen_tcp(l, address, true, e);
+}
+
+int rpc_listen_network(struct rpc_listener *l, const char *address, struct err *e)
+{
+    return listen_tcp(l, address, false, e);
 }
 
 /* --- both ------------------------------------------------------------------------------------- */
@@ -273,8 +252,10 @@ static void turn_away(struct rpc_listener *l)
 {
     close_fd(&l->spare_fd);
     int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0)
+    if (fd >= 0) {
         (void)close(fd);
+        l->n_turned_away++;
+    }
     l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
@@ -287,9 +268,10 @@ int rpc_listener_accept(struct rpc_listener *l)
             turn_away(l);
         else if (fd < 0 && errno != EINTR && errno != ECONNABORTED)
             return -1;
-        else if (fd >= l->max_fd)
+        else if (fd >= l->max_fd) {
             (void)close(fd);
-        else if (fd >= 0) {
+            l->n_turned_away++;
+        } else if (fd >= 0) {
             if (l->path[0] == '\0')
                 (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
             return fd;

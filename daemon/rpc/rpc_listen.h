@@ -16,6 +16,7 @@ struct rpc_listener {
     int lock_fd;  /* Unix: holds "<path>.lock"; -1: none */
     int spare_fd; /* given up for a moment to turn a connection away when descriptors are out */
     int max_fd; /* connections from this descriptor on are turned away, so that others find some */
+    uint64_t n_turned_away;           /* connections */
     char path[RPC_UNIX_PATH_MAX + 1]; /* Unix: what was bound; else "" */
     dev_t device;                     /* of the socket file, so that only our own is removed */
     ino_t inode;
@@ -28,6 +29,8 @@ void rpc_listener_init(struct rpc_listener *l);
 int rpc_listen_unix(struct rpc_listener *l, const char *path, uint32_t mode, struct err *e);
 /* "127.0.0.1:7070", "[::1]:0", "localhost:0". Loopback only. */
 int rpc_listen_tcp(struct rpc_listener *l, const char *address, struct err *e);
+/* Any address of this machine. RS_EEXIST: in use; RS_ENOTFOUND: none of this machine's. */
+int rpc_listen_network(struct rpc_listener *l, const char *address, struct err *e);
 /* Turns connections away beyond n_connections (0: as many as the descriptor limit allows, less a
  * reserve). */
 void rpc_listener_limit(struct rpc_listener *l, uint32_t n_connections);

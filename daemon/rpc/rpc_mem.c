@@ -210,16 +210,19 @@ uint32_t rpc_mem_n_calls(const struct rpc_mem *m)
     return n;
 }
 
-struct rpc_mem_call *rpc_mem_open(struct rpc_mem *m, const char *path, const char *token,
-                                  uint64_t deadline_ns)
+struct rpc_mem_call *rpc_mem_open_with(struct rpc_mem *m, const char *path, const char *token,
+                                       uint64_t deadline_ns, char *metadata)
 {
     struct rpc_mem_call *c = mem_zalloc(sizeof *c);
-    if (c == NULL)
+    if (c == NULL) {
+        mem_free(metadata);
         return NULL;
+    }
     const struct rpc_entry *entry = rpc_services_find(&m->services, path);
     rpc_call_init(&c->base, &carrier, entry == NULL ? &rpc_unknown : entry, &m->options);
     c->server = m;
     c->base.deadline_ns = deadline_ns;
+    c->base.metadata = metadata;
     queue_init(&c->inbox);
     queue_push(&m->calls, &c->base.link);
     if (m->stopping) {
@@ -232,6 +235,12 @@ struct rpc_mem_call *rpc_mem_open(struct rpc_mem *m, const char *path, const cha
     rpc_call_opened(&c->base);
     settle(m);
     return c;
+}
+
+struct rpc_mem_call *rpc_mem_open(struct rpc_mem *m, const char *path, const char *token,
+                                  uint64_t deadline_ns)
+{
+    return rpc_mem_open_with(m, path, token, deadline_ns, NULL);
 }
 
 void rpc_mem_send(struct rpc_mem_call *c, const void *data, size_t n_bytes)
@@ -290,6 +299,11 @@ int rpc_mem_receive(struct rpc_mem_call *c, void **ret, size_t *ret_n_bytes, str
     if (!c->has_status)
         return err_set(e, RS_EDEADLINE, "no message yet");
     return c->code == 0 ? 1 : err_set(e, c->code, "%s", c->text);
+}
+
+bool rpc_mem_has_ended(const struct rpc_mem_call *c)
+{
+    return c->has_status && queue_empty(&c->inbox);
 }
 
 const void *rpc_mem_details(const struct rpc_mem_call *c, size_t *ret_n_bytes)

@@ -30,6 +30,9 @@ uint32_t rpc_mem_n_calls(const struct rpc_mem *m);
  * makes it pass. NULL: no memory. An unknown method's call exists and has ended with RS_EUNIMPL. */
 struct rpc_mem_call *rpc_mem_open(struct rpc_mem *m, const char *path, const char *token,
                                   uint64_t deadline_ns);
+/* The same with metadata as rpc_call.h packs it, taken even where NULL is returned; NULL: none. */
+struct rpc_mem_call *rpc_mem_open_with(struct rpc_mem *m, const char *path, const char *token,
+                                       uint64_t deadline_ns, char *metadata);
 void rpc_mem_send(struct rpc_mem_call *c, const void *data, size_t n_bytes);
 void rpc_mem_half_close(struct rpc_mem_call *c);
 void rpc_mem_cancel(struct rpc_mem_call *c);
@@ -37,6 +40,8 @@ void rpc_mem_expire(struct rpc_mem_call *c);
 /* What the handler has sent: 0 and *ret (caller's to mem_free); 1: the call ended well;
  * RS_EDEADLINE: nothing there now; else the call's status, its text in e. */
 int rpc_mem_receive(struct rpc_mem_call *c, void **ret, size_t *ret_n_bytes, struct err *e);
+/* All messages are received and the status is there. */
+bool rpc_mem_has_ended(const struct rpc_mem_call *c);
 /* The packed details that came with the status; borrowed; NULL: none. */
 const void *rpc_mem_details(const struct rpc_mem_call *c, size_t *ret_n_bytes);
 void rpc_mem_close(struct rpc_mem_call *c); /* cancels if alive; NULL is fine */

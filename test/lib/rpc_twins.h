@@ -149,7 +149,7 @@ static void hold(struct rpc_call *call, const void *data, size_t n_bytes)
     note(v, &v->seen.n_messages);
 }
 
-static void release_held(void *arg)
+static inline void release_held(void *arg)
 {
     struct service *v = arg;
     for (unsigned i = 0; i < v->n_held; i++) {
@@ -199,11 +199,21 @@ static void refuse(struct rpc_call *call)
 static void who(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     const struct rpc_identity *id = rpc_call_identity(call);
-    char text[128];
+    char text[384];
     (void)data, (void)n_bytes;
-    int n = snprintf(text, sizeof text, "%d %llu %u %d", (int)id->kind,
-                     (unsigned long long)id->client, id->uid, id->pid);
+    int n = snprintf(text, sizeof text, "%d %llu %u %d%s%s", (int)id->kind,
+                     (unsigned long long)id->client, id->uid, id->pid,
+                     id->name[0] == '\0' ? "" : " ", id->name);
     rpc_call_finish(call, rpc_call_send(call, text, (size_t)n), NULL);
+}
+
+/* Answers with what came under reshard-model, "-" without. */
+static void meta(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    const char *value = rpc_call_metadata(call, "reshard-model");
+    (void)data, (void)n_bytes;
+    value = value == NULL ? "-" : value;
+    rpc_call_finish(call, rpc_call_send(call, value, strlen(value)), NULL);
 }
 
 static void time_left(struct rpc_call *call, const void *data, size_t n_bytes)
@@ -230,6 +240,7 @@ static const struct rpc_method methods[] = {
     {METHOD("Fail", RPC_UNARY, 64), .on_open = on_open, .on_message = fail_with_details},
     {METHOD("Refuse", RPC_BIDI, 64), .on_open = refuse, .on_message = ignore},
     {METHOD("Who", RPC_UNARY, 64), .on_open = on_open, .on_message = who},
+    {METHOD("Meta", RPC_UNARY, 64), .on_open = on_open, .on_message = meta},
     {METHOD("TimeLeft", RPC_UNARY, 64), .on_open = on_open, .on_message = time_left},
 };
 #undef METHOD
