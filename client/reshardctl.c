@@ -20,6 +20,7 @@ static const struct command {
     {"abort", cmd_abort, "end what is in flight"},
     {"evict", cmd_evict, "end a worker's lease"},
     {"timeline", cmd_timeline, "time marks of versions; Chrome trace"},
+    {"doctor", cmd_doctor, "what this machine has for reshardd, and what to do"},
     {"layout", cmd_layout, "check or show a layout file (offline)"},
     {"plan", cmd_plan, "plan a refit from files (offline)"},
 };

@@ -1,0 +1,137 @@
+/* reshardctl doctor: what a machine has for reshardd, and what to do about what it has not. */
+#include <stdarg.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/mem.h"
+#include "client/cmd_online.h"
+#include "client/ctl.h"
+#include "client/ctl_doctor.h"
+
+#include "base/banned.h"
+
+static const char *const usage =
+    "usage: reshardctl doctor [--backend host|cuda] [--nodes] [--state-dir DIR] [--json]\n"
+    "Looks at this machine: memory, limits, interfaces, clock, the ledger's disk; driver, devices, "
+    "peer\n"
+    "access, IPC, device memory left, NCCL. Says what to do about what is not as it should be. "
+    "Needs no\n"
+    "daemon, and starts none; where one answers at the socket it is told of.\n"
+    "  --backend cuda   what is missing for GPUs is a failure\n"
+    "  --nodes          several nodes are meant: loopback alone is a failure\n"
+    "  --state-dir DIR  the ledger's folder (default: /var/lib/reshard)\n"
+    "Exit: 0 nothing failed, 1 something did.\n";
+
+void doctor_add(struct doctor *d, enum doctor_grade grade, const char *check, const char *remedy,
+                const char *says, ...)
+{
+    void *findings = d->findings;
+    va_list args;
+    if (mem_grow(&findings, &d->capacity, d->n + 1, sizeof *d->findings) != 0) {
+        d->out_of_memory = true;
+        return;
+    }
+    d->findings = findings;
+    struct doctor_finding *f = &d->findings[d->n++];
+    *f = (struct doctor_finding){.grade = grade};
+    (void)snprintf(f->check, sizeof f->check, "%s", check);
+    (void)snprintf(f->remedy, sizeof f->remedy, "%s", remedy != NULL ? remedy : "");
+    va_start(args, says);
+    (void)vsnprintf(f->says, sizeof f->says, says, args);
+    va_end(args);
+}
+
+static const char *grade_name(enum doctor_grade grade)
+{
+    static const char *const names[] = {"ok", "note", "warning", "failed"};
+    return names[grade];
+}
+
+static size_t count(const struct doctor *d, enum doctor_grade grade)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < d->n; i++)
+        n += d->findings[i].grade == grade;
+    return n;
+}
+
+static void check_daemon(struct ctl *c, struct doctor *d)
+{
+    struct err e = {0};
+    json_t *reply = NULL;
+    int r = link_open(c->socket, ctl_deadline(c), &c->link, &e);
+    if (r == 0)
+        r = ctl_call(link_channel(c->link), CTL_STATUS, json_object(), ctl_deadline(c), &reply, &e);
+    if (r != 0)
+        doctor_add(d, DOCTOR_NOTE, "daemon", NULL, "none answers: %s", err_text(&e, r));
+    else
+        doctor_add(d, DOCTOR_OK, "daemon", NULL, "release %s, backend %s, data plane %s",
+                   jstr(reply, "release"), jstr(reply, "backend"), jstr(reply, "data_plane"));
+    json_decref(reply);
+}
+
+static int print_table(const struct doctor *d)
+{
+    struct cmd_table t;
+    cmd_table_init(&t, "lll");
+    cmd_table_cell(&t, "CHECK");
+    cmd_table_cell(&t, "RESULT");
+    cmd_table_cell(&t, "WHAT WAS SEEN");
+    for (size_t i = 0; i < d->n; i++) {
+        cmd_table_cell(&t, "%s", d->findings[i].check);
+        cmd_table_cell(&t, "%s", grade_name(d->findings[i].grade));
+        cmd_table_cell(&t, "%s", d->findings[i].says);
+    }
+    int r = cmd_table_print(&t, stdout, 0);
+    for (size_t i = 0, n = 0; r == 0 && i < d->n; i++) {
+        const struct doctor_finding *f = &d->findings[i];
+        if (f->remedy[0] == '\0')
+            continue;
+        (void)printf("%s%s: %s\n", n++ == 0 ? "\nwhat to do:\n  " : "  ", f->check, f->remedy);
+    }
+    (void)printf("\n%zu failed, %zu warnings\n", count(d, DOCTOR_FAILED), count(d, DOCTOR_WARNING));
+    return r;
+}
+
+static int print(const struct ctl *c, const struct doctor *d)
+{
+    int code = count(d, DOCTOR_FAILED) == 0 ? CMD_OK : CMD_FAILED;
+    if (d->out_of_memory)
+        return ctl_fail(c, RS_ENOMEM, NULL);
+    if (!c->json)
+        return cmd_flush(c->command, print_table(d) == 0 ? code : CMD_FAILED);
+    json_t *findings = json_array();
+    for (size_t i = 0; i < d->n; i++)
+        (void)json_array_append_new(findings, json_pack("{ssssssss}", "check", d->findings[i].check,
+                                                        "result", grade_name(d->findings[i].grade),
+                                                        "says", d->findings[i].says, "remedy",
+                                                        d->findings[i].remedy));
+    int r = ctl_print_json(c, json_pack("{sosI}", "findings", findings, "failed",
+                                        (json_int_t)count(d, DOCTOR_FAILED)));
+    return r != CMD_OK ? r : code;
+}
+
+int cmd_doctor(int argc, char **argv)
+{
+    struct ctl c;
+    struct doctor d = {.state_dir = "/var/lib/reshard"};
+    const char *backend = "host";
+    const struct ctl_option own[] = {{"backend", &backend, NULL},
+                                     {"nodes", NULL, &d.needs_network},
+                                     {"state-dir", &d.state_dir, NULL}};
+    if (!ctl_begin(&c, "doctor", usage, own, 3, 0, 0, argc, argv))
+        return c.exit;
+    if (strcmp(backend, "host") != 0 && strcmp(backend, "cuda") != 0) {
+        c.exit = ctl_bad(&c, "--backend %s: use host or cuda", backend);
+    } else {
+        d.needs_gpu = strcmp(backend, "cuda") == 0;
+        doctor_host(&d);
+        doctor_gpu(&d);
+        check_daemon(&c, &d);
+        c.exit = print(&c, &d);
+    }
+    mem_free(d.findings);
+    ctl_end(&c);
+    return c.exit;
+}

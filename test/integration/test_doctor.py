@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""reshardctl doctor: what it sees on this machine, and on made-up ones (libraries in place of a driver's, made here)."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("RESHARD_BUILD", ROOT / "build")).resolve()
+
+# Two devices; the second is too old, can't be reached by the first, and has 1 GiB left.
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned f) { return f != 0 ? 1 : (INIT); }
+int cuDriverGetVersion(int *r) { *r = 13010; return 0; }
+int cuDeviceGetCount(int *r) { *r = DEVICES; return 0; }
+int cuDeviceGet(int *r, int i) { *r = 70 + i; return 0; }
+int cuDeviceGetName(char *r, int n, int d) { strncpy(r, d == 70 ? "First" : "Second", n); return 0; }
+int cuDeviceGetAttribute(int *r, int a, int d) { *r = a == 75 ? (d == 70 ? 9 : 7) : a == 76 ? 0 : 1; return 0; }
+int cuDeviceCanAccessPeer(int *r, int a, int b) { *r = a > b; return 0; }
+"""
+NVML = """
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **r) { *r = (void *)(long)(i + 1); return 0; }
+int nvmlDeviceGetMemoryInfo(void *d, struct memory *m)
+{ m->total = 80ULL << 30; m->free = d == (void *)1 ? 40ULL << 30 : 1ULL << 30; m->used = m->total - m->free; return 0; }
+"""
+NCCL = "int ncclGetVersion(int *r) { *r = 22703; return 0; }"
+
+
+def library(folder, name, source, **define):
+    code = folder / (name + ".c")
+    code.write_text(source)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-Wl,-soname," + name, *(f"-D{k}={v}" for k, v in define.items()),
+                    "-o", folder / name, code], check=True)
+
+
+def doctor(folder, *args, **environment):
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "RESHARD_SOCKET": str(folder / "nobody.sock"), **environment}
+    r = subprocess.run([BUILD / "reshardctl", "doctor", "--json", *map(str, args)], capture_output=True, text=True, env=env)
+    return r.returncode, json.loads(r.stdout)["findings"]
+
+
+def seen(findings, check):
+    return [(f["result"], f["says"]) for f in findings if f["check"] == check]
+
+
+def a_machine_is_looked_at_without_a_daemon(folder):
+    code, findings = doctor(folder, "--state-dir", folder)
+    assert code == 0, findings
+    assert seen(findings, "shared memory") == [("ok", "memfd can be allocated and sealed")]
+    assert any("a synced write takes" in says for _, says in seen(findings, "ledger")), findings
+    assert seen(findings, "daemon")[0][0] == "note"
+    assert not list(folder.glob(".reshard-doctor*")), "it left its file behind"
+
+
+def every_warning_and_failure_says_what_to_do(folder):
+    for args in ((), ("--backend", "cuda", "--nodes", "--state-dir", "/proc/nowhere/at/all")):
+        for f in doctor(folder, *args)[1]:
+            assert f["result"] in ("ok", "note") or f["remedy"], f
+
+
+def a_ledger_folder_that_is_not_there_is_a_failure(folder):
+    code, findings = doctor(folder, "--state-dir", folder / "no" / "where")
+    assert code == 1 and ("failed", f"there is no folder {folder / 'no'}") in seen(findings, "ledger"), findings
+
+
+def a_ledger_in_memory_is_a_warning(folder):
+    code, findings = doctor(folder, "--state-dir", "/dev/shm")
+    assert code == 0 and any(r == "warning" and "in memory" in says for r, says in seen(findings, "ledger")), findings
+
+
+def devices_are_found_with_what_each_lacks(folder):
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=0)
+    library(folder, "libnvidia-ml.so.1", NVML)
+    library(folder, "libnccl.so.2", NCCL)
+    code, findings = doctor(folder, "--backend", "cuda", "--state-dir", folder, NCCL_ALGO="Ring")
+    assert code == 1
+    assert seen(findings, "driver") == [("ok", "CUDA 13.1")]
+    assert seen(findings, "device") == [("ok", "0: First, compute capability 9.0"), ("failed", "1: Second, compute capability 7.0")]
+    assert seen(findings, "peer access") == [("warning", "missing between some of 2 devices")]
+    assert seen(findings, "device memory") == [("ok", "0: 42.9 GB of 85.9 GB free"), ("warning", "1: 1.07 GB of 85.9 GB free")]
+    assert seen(findings, "NCCL")[0] == ("failed", "2.27.3")
+    assert ("note", "NCCL_ALGO=Ring (has to be alike on all nodes)") in seen(findings, "NCCL")
+    code, findings = doctor(folder, "--state-dir", folder)
+    assert code == 0 and ("note", "1: Second, compute capability 7.0") in seen(findings, "device"), findings
+
+
+def a_driver_that_does_not_start_is_told_with_its_error(folder):
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=803)
+    code, findings = doctor(folder, "--backend", "cuda", "--state-dir", folder)
+    assert code == 1 and seen(findings, "driver") == [("failed", "libcuda.so.1 is there, but it does not start (error 803)")], findings
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=0, INIT=0)
+    assert seen(doctor(folder)[1], "driver") == [("note", "libcuda.so.1 is there, but no device is visible")]
+
+
+def bad_usage_ends_with_2(folder):
+    for args in (("--backend", "gpu"), ("somewhere",)):
+        r = subprocess.run([BUILD / "reshardctl", "doctor", *args], capture_output=True, text=True)
+        assert r.returncode == 2 and r.stderr.startswith("reshardctl doctor: "), r
+
+
+TESTS = (a_machine_is_looked_at_without_a_daemon, every_warning_and_failure_says_what_to_do,
+         a_ledger_folder_that_is_not_there_is_a_failure, a_ledger_in_memory_is_a_warning, devices_are_found_with_what_each_lacks,
+         a_driver_that_does_not_start_is_told_with_its_error, bad_usage_ends_with_2)
+
+
+def main():
+    passed = failed = 0
+    for test in TESTS:
+        with tempfile.TemporaryDirectory(prefix="reshard-doctor-", dir="/var/tmp") as folder:
+            try:
+                test(pathlib.Path(folder))
+                passed += 1
+            except Exception:
+                failed += 1
+                print(f"--- {test.__name__}")
+                traceback.print_exc(file=sys.stdout)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
