@@ -22,7 +22,6 @@ Q = $(if $(filter 1,$(V)),,@echo "  $(patsubst $(BUILD)/%,%,$@)";)
 comma := ,
 
 # folder: floor, folders it may include (besides base). Lower floors only.
-# peer is reserved for daemon to daemon: no such folder yet.
 # floor-begin
 FLOOR_base      := 0
 FLOOR_kernels   := 0
@@ -64,6 +63,7 @@ LIBS_topology  := -ljansson
 LIBS_ledger    := -lsqlite3
 LIBS_rpc       := -lgrpc -lgpr -luv -lprotobuf-c -lcrypto
 LIBS_plan      := -ljansson -lxxhash
+LIBS_peer      := -luv -lprotobuf-c
 LIBS_service   := -luv -lprotobuf-c -linih
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Werror -Wno-format-truncation
@@ -106,6 +106,7 @@ ldlibs  = $(foreach f,$(call closure,$(1)),$(LIBS_$(f)))
 # --- generated code -------------------------------------------------------------------------------
 PROTOS  := $(wildcard proto/*.proto)
 GEN     := $(patsubst proto/%.proto,$(BUILD)/gen/%.pb-c.c,$(PROTOS))
+PB_HEADERS := $(GEN:.c=.h)
 GEN_OBJ := $(patsubst $(BUILD)/gen/%.pb-c.c,$(BUILD)/obj/gen/%.pb-c.o,$(GEN))
 
 $(BUILD)/gen/%.pb-c.c: proto/%.proto
@@ -116,14 +117,13 @@ $(BUILD)/gen/%.pb-c.h: $(BUILD)/gen/%.pb-c.c ;
 $(BUILD)/gen/reshard.fds: $(PROTOS)
 	@mkdir -p $(@D)
 	$(Q)protoc --include_imports --descriptor_set_out=$@ --proto_path=proto $(PROTOS)
-$(BUILD)/obj/gen/%.pb-c.o: $(BUILD)/gen/%.pb-c.c
+$(BUILD)/obj/gen/%.pb-c.o: $(BUILD)/gen/%.pb-c.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 $(BUILD)/lib/libproto.a: $(GEN_OBJ)
 	@mkdir -p $(@D)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
-PB_HEADERS := $(GEN:.c=.h)
 
 # --- objects and archives -------------------------------------------------------------------------
 $(BUILD)/obj/%.o: %.c | $(PB_HEADERS)
@@ -190,6 +190,7 @@ bench: deps
 FUZZ_layout_json := layout
 FUZZ_topology    := topology
 FUZZ_binding     := memory
+FUZZ_peer        := peer
 FUZZ_program     := plan
 FUZZ_request     := service
 FUZZ_rpc         := rpc
@@ -203,7 +204,7 @@ fuzz_objects = $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(foreach f,$(call FUZZ_CLOS
 $(BUILD)/fuzz/obj/%.o: %.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_FLAGS) -MMD -MP -Idaemon -I. -I$(BUILD)/gen -c $< -o $@
-$(BUILD)/fuzz/obj/gen/%.o: $(BUILD)/gen/%.c
+$(BUILD)/fuzz/obj/gen/%.o: $(BUILD)/gen/%.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_FLAGS) -I$(BUILD)/gen -c $< -o $@
 define fuzz_rule

@@ -24,6 +24,7 @@
 #include "base/err.h"
 #include "peer/message.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_link.h"
 
 #define PEER_PROTOCOL UINT32_C(1)
 
@@ -100,16 +101,32 @@ struct peer_options {
     const struct peer_node *nodes;
     uint32_t n_nodes;
     uint32_t me, coordinator; /* indices into nodes */
-    uint32_t beat_ms, lease_ms, slack_ms;
+    uint32_t beat_ms, lease_ms,
+        slack_ms;            /* slack_ms 0: 1000; of a member's, the coordinator's hold */
     const char *environment; /* the coordinator's, to compare with */
+    uint64_t
+        incarnation; /* of this start of the daemon; what introduce leaves 0 or empty is taken from here */
+    const char *release;
+    const char *data_address; /* numeric */
+    const char
+        *peer_role; /* [roles] peer: certificate names with `*`; NULL or "": a node's own name */
     const char *tls_ca, *tls_certificate,
         *tls_key; /* NULL: plain, which only an insecure network or loopback allows */
     struct peer_events events;
+    /* Tests only: NULL are the real ones. With a clock of its own a peer has no timer: peer_tick (private.h). */
+    uint64_t (*clock)(void);
+    int (*open_link)(uv_loop_t *loop, const struct rpc_link_options *options,
+                     const struct rpc_link_events *events, void *arg, struct rpc_link **ret,
+                     struct err *e);
 };
 
-/* Starts seeking (member), or waits to be joined (coordinator, or a single node). RS_EINVAL, RS_ENOMEM. */
+/* Starts seeking (member), or waits to be joined (coordinator, or a single node). RS_EINVAL, RS_ENOMEM. options is
+ * borrowed for the call, nodes and the strings in it for life. No callback runs inside. After an error the loop must run
+ * once more, since handles close on it. */
 int peer_start(const struct peer_options *options, struct peer **ret, struct err *e);
-/* Closes all; `done` runs once, then it is freed. Says goodbye: the coordinator need not wait for the lease. */
+/* Closes all; `done` runs once, then it is freed; no other callback runs any more but those of
+ * fetches, with RS_ECANCELED. Says goodbye: the coordinator need not
+ * wait for the lease. So a member's data plane is quiet or dead before this. */
 void peer_stop(struct peer *p, void (*done)(void *arg), void *arg);
 
 bool peer_is_coordinator(const struct peer *p);
@@ -120,11 +137,14 @@ bool peer_is_coordinator(const struct peer *p);
 const struct rpc_method *peer_methods(size_t *ret_n);
 /* Set once by the service: from rpc_server's context to the peer. */
 void peer_set_resolver(struct peer *(*of)(void *rpc_context));
-/* RS_EUNAVAIL: it is not HERE. RS_EEXHAUSTED: it does not read; its session ends. Never for the coordinator's own node. */
+/* RS_EUNAVAIL: it is not HERE. RS_EEXHAUSTED: it does not read, RS_ENOMEM: its session ends, and `silent` comes later,
+ * never inside. Never for the coordinator's own node. */
 int peer_order(struct peer *p, uint32_t node, const struct node_order *o);
-/* Ends its session: it is SILENT until its lease is over. */
+/* Ends its session: it is SILENT until its lease is over. `silent` comes later, never inside. */
 void peer_sever(struct peer *p, uint32_t node, const char *why);
 void peer_look(const struct peer *p, uint32_t node, struct peer_view *ret);
+/* JOINs, and other calls of service Peer, that were refused: strangers, wrong certificates, wrong settings. */
+uint64_t peer_n_refused(const struct peer *p);
 /* Answers GetLayout: pages of a layout's canonical form. Set once by the service. */
 struct layout;
 void peer_set_layouts(struct peer *p,
@@ -132,7 +152,8 @@ void peer_set_layouts(struct peer *p,
 
 /* --- a member --- */
 
-/* RS_EUNAVAIL: no session. Never on the coordinator. */
+/* RS_EUNAVAIL: no session, or it ends by this (no memory, the coordinator does not read); `severed` comes later, never
+ * inside. Never on the coordinator. */
 int peer_report(struct peer *p, const struct node_report *r);
 /* introduce can say now what it could not. */
 void peer_ready(struct peer *p);
@@ -141,7 +162,8 @@ bool peer_joined(const struct peer *p);
 const char *peer_text(const struct peer *p);
 /* How old the newest word of the coordinator is (monotonic ns); UINT64_MAX: none in this start. */
 uint64_t peer_age_ns(const struct peer *p);
-/* Fetches a layout from the coordinator: done runs once, later; the layout is the callee's. */
+/* Fetches a layout from the coordinator: done runs once, later (at once only without memory); the layout is the
+ * callee's. */
 void peer_fetch_layout(struct peer *p, const uint8_t digest[16],
                        void (*done)(void *arg, int code, const char *text, struct layout *layout),
                        void *arg);
