@@ -21,6 +21,7 @@ enum kernel_dtype {
     KERNEL_DTYPE_END
 };
 
+#if !defined(__cplusplus) /* kernels_body.h has what kernels need */
 /* Bytes of one element; 0 for what is no dtype. */
 static inline uint32_t kernel_dtype_bytes(uint8_t dtype)
 {
@@ -31,5 +32,6 @@ static inline uint32_t kernel_dtype_bytes(uint8_t dtype)
         [KERNEL_INT8] = 1,     [KERNEL_UINT8] = 1,         [KERNEL_BOOL] = 1};
     return dtype < KERNEL_DTYPE_END ? bytes[dtype] : 0;
 }
+#endif
 
 #endif
