@@ -274,6 +274,46 @@ class Plan(unittest.TestCase):
                       "lower bound", "predicted time"):
             self.assertIn(words, r.stdout)
 
+    def test_simulate_tells_a_time_line_that_adds_up(self):
+        """Two sources send 64 B each at 50 GB/s; two engine devices take 32 B each of 128."""
+        r = example().plan("--simulate", "--json")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        out = json.loads(r.stdout)
+        s, summary = out["simulation"], out["summary"]
+        self.assertNotIn("transfers", out)
+        network = s["tiers"][0]
+        self.assertEqual([t["tier"] for t in s["tiers"]], ["network", "domain", "device"])
+        self.assertEqual([t["bytes"] for t in s["tiers"]],
+                         [summary["network_bytes"], summary["domain_bytes"], summary["device_bytes"]])
+        self.assertEqual((network["first_ms"], network["last_ms"]), (0, s["makespan_ms"]))
+        self.assertAlmostEqual(s["lower_bound_ms"], 64 / 50e9 * 1e3)
+        self.assertGreaterEqual(s["makespan_ms"], s["lower_bound_ms"])
+        self.assertEqual(summary["predicted_ms"], s["makespan_ms"])
+        self.assertEqual(sum(p["bytes"] for p in s["busiest"] if p["direction"] == "egress"), 128)
+        # What the links were busy, over the columns and in all, is what the bytes take at both ends.
+        for busy in (network["busy_share"] * s["makespan_ms"],
+                     sum(b * (min((i + 1) * s["bucket_ms"], s["makespan_ms"]) - i * s["bucket_ms"])
+                         for i, b in enumerate(network["busy"]))):
+            self.assertAlmostEqual(busy * network["links"] / (2 * 128 / 50e9 * 1e3), 1, delta=0.02)
+        text = example().plan("--simulate").stdout
+        for words in ("makespan", "the lower bound", "critical device", "busiest links", "planned in", "simulated in"):
+            self.assertIn(words, text)
+
+    def test_simulate_pays_latency_per_message_and_needs_rates(self):
+        at = lambda *more: json.loads(example().plan("--simulate", "--json", *more).stdout)["simulation"]
+        one, many = at("--chunk-latency-us", "10"), at("--chunk-latency-us", "10", "--peers", "8")
+        self.assertGreaterEqual(one["makespan_ms"], 0.04)  # a source has four messages, one at a time
+        self.assertLess(many["makespan_ms"], 0.02)
+        files = example()
+        del files.topology["network_gbytes_per_s"]
+        files.write("t.json", files.topology)
+        r = files.plan("--simulate")
+        self.assertEqual((r.returncode, r.stdout), (2, ""))
+        self.assertIn("network_gbytes_per_s", r.stderr)
+        for bad in (["--peers", "2"], ["--simulate", "--peers", "0"], ["--simulate", "--chunk-latency-us", "-1"],
+                    ["--simulate", "--chunk-latency-us", "nan"], ["--simulate", "--explain", "w"]):
+            self.assertEqual(example().plan(*bad).returncode, 2, bad)
+
     def test_explain_tells_hops_and_reasons(self):
         r = example().plan("--explain", "w", "2")
         self.assertEqual(r.returncode, 0, r.stderr)
