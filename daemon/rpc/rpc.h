@@ -104,6 +104,7 @@ struct rpc_server_options {
     const struct rpc_tls_files *tls;
     /* Clients without a certificate are served too, as RPC_ANONYMOUS; else they are refused. */
     bool tls_anonymous;
+    uint32_t handshake_timeout_ms; /* of TLS, from the connection on, 5000 */
     /* Plaintext may be reachable from outside: for tests and closed networks. The caller warns. */
     bool insecure_network;
     uint32_t max_connections_hint; /* 0: from the descriptor limit */
@@ -138,7 +139,7 @@ uint16_t rpc_server_port(const struct rpc_server *s);
 /* The same of addresses[i]. */
 uint16_t rpc_server_address_port(const struct rpc_server *s, size_t i);
 /* Connections that were turned away: TLS handshakes that failed (a foreign or no certificate, no TLS at
- * all, nothing said for 5 s), and what was beyond the limit on connections. gRPC doesn't tell whose
+ * all, nothing said in time), and what was beyond the limit on connections. gRPC doesn't tell whose
  * handshake failed, so those of other servers of the process count too. */
 uint64_t rpc_server_n_refused(const struct rpc_server *s);
 uint32_t rpc_server_n_calls(const struct rpc_server *s);

@@ -296,6 +296,8 @@ struct rpc_server_options rpc_options_with_defaults(const struct rpc_server_opti
         o.keepalive_ms = 1000;
     if (o.keepalive_timeout_ms == 0)
         o.keepalive_timeout_ms = 2000;
+    if (o.handshake_timeout_ms == 0)
+        o.handshake_timeout_ms = 5000;
     if (o.max_queued_messages == 0)
         o.max_queued_messages = 1024;
     if (o.max_queued_bytes == 0)

@@ -51,8 +51,6 @@
 /* Of one connection; what would be more waits at the client. */
 #define MAX_STREAMS     16384
 #define MAX_TOKEN_BYTES 256
-/* For a TLS handshake and the first bytes behind it. */
-#define HANDSHAKE_MS 5000
 /* For a stopped server's last bytes to go through the relays. */
 #define LAST_BYTES_MS 1000
 /* Unix, TCP, and the list's. */
@@ -764,7 +762,7 @@ static grpc_server *new_grpc_server(const struct rpc_server *s)
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1U << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
         int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0),
-        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS),
+        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, o->handshake_timeout_ms),
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
     };
     grpc_channel_args a = {.num_args = sizeof args / sizeof *args, .args = args};

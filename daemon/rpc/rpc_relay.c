@@ -1,8 +1,6 @@
 #include "rpc/rpc_relay.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -14,8 +12,8 @@
 
 enum { REMOTE, LOCAL };
 
-/* How long a remote side may take for the last bytes, once gRPC has hung up. */
-#define LAST_BYTES_MS 5000U
+/* How long a remote side may take for the last bytes, and to hang up too, once gRPC has. */
+#define LAST_BYTES_MS 2000U
 
 static void on_handle_closed(uv_handle_t *handle)
 {
@@ -34,6 +32,7 @@ void rpc_relay_close(struct rpc_relay *r)
     r->closing = true;
     uv_close((uv_handle_t *)&r->poll[REMOTE], on_handle_closed);
     uv_close((uv_handle_t *)&r->poll[LOCAL], on_handle_closed);
+    uv_close((uv_handle_t *)&r->timer, on_handle_closed);
 }
 
 static bool is_empty(const struct rpc_relay_pipe *p)
@@ -66,11 +65,9 @@ static bool drain(struct rpc_relay_pipe *p, int fd)
     return true;
 }
 
-/* gRPC has hung up: a remote side that takes no bytes is given up by the kernel. */
-static void limit_remote(struct rpc_relay *r)
+static void on_late(uv_timer_t *timer)
 {
-    unsigned ms = LAST_BYTES_MS;
-    (void)setsockopt(r->fd[REMOTE], IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+    rpc_relay_close(timer->data);
 }
 
 /* Tells the other side of an end, behind the last byte. */
@@ -89,6 +86,12 @@ static void on_ready(uv_poll_t *poll, int status, int events);
  */
 static void rearm(struct rpc_relay *r)
 {
+    if (r->pipe[LOCAL].shut) {
+        r->pipe[REMOTE].at = r->pipe[REMOTE].n = 0; /* for nobody */
+        (void)uv_poll_stop(&r->poll[LOCAL]);
+        (void)uv_poll_start(&r->poll[REMOTE], UV_READABLE, on_ready);
+        return;
+    }
     for (int side = 0; side < 2; side++) {
         int events = 0;
         if (!r->pipe[side].ended && is_empty(&r->pipe[side]))
@@ -102,31 +105,63 @@ static void rearm(struct rpc_relay *r)
     }
 }
 
+static bool read_side(struct rpc_relay *r, int from)
+{
+    struct rpc_relay_pipe *p = &r->pipe[from];
+    bool good = fill(p, r->fd[from]);
+    if (from == REMOTE)
+        return good;
+    p->ended = p->ended || !good; /* however gRPC hangs up: what it wrote is still to go */
+    if (p->ended)
+        (void)uv_timer_start(&r->timer, on_late, LAST_BYTES_MS, 0);
+    return true;
+}
+
+static bool write_side(struct rpc_relay *r, int from)
+{
+    struct rpc_relay_pipe *p = &r->pipe[from];
+    bool good = drain(p, r->fd[1 - from]);
+    if (from == LOCAL || good)
+        return good;
+    p->at = p->n = 0; /* gRPC has hung up, but may have left something to read */
+    return true;
+}
+
 /* Moves what can be moved between `from` and the other side; false: it is over. */
 static bool move(struct rpc_relay *r, int from, bool readable)
 {
     struct rpc_relay_pipe *p = &r->pipe[from];
-    if (readable && !p->ended && is_empty(p)) {
-        if (!fill(p, r->fd[from]))
-            return false;
-        if (p->ended && from == LOCAL)
-            limit_remote(r);
-    }
-    if (!drain(p, r->fd[1 - from]))
+    if (readable && !p->ended && is_empty(p) && !read_side(r, from))
+        return false;
+    if (!write_side(r, from))
         return false;
     pass_end(r, from);
     return true;
+}
+
+/* gRPC hears nothing more, but a close over bytes that nobody read would be a reset, which takes the
+ * last ones that it wrote away from the remote side: they are read until that has hung up too. */
+static bool linger(struct rpc_relay *r)
+{
+    struct rpc_relay_pipe *p = &r->pipe[REMOTE];
+    bool alive = fill(p, r->fd[REMOTE]) && !p->ended;
+    p->at = p->n = 0;
+    return alive;
 }
 
 static void on_ready(uv_poll_t *poll, int status, int events)
 {
     struct rpc_relay *r = poll->data;
     int side = poll == &r->poll[REMOTE] ? REMOTE : LOCAL;
-    bool alive = status == 0 && move(r, side, (events & UV_READABLE) != 0);
+    bool readable = (events & UV_READABLE) != 0;
+    bool alive = status == 0;
+    if (alive && r->pipe[LOCAL].shut)
+        alive = linger(r);
+    else if (alive)
+        alive = move(r, side, readable);
     if (alive && (events & UV_WRITABLE) != 0)
         alive = move(r, 1 - side, false);
-    /* gRPC hears nothing more once it has hung up, so that ends both ways. */
-    if (!alive || r->pipe[LOCAL].shut)
+    if (!alive || (r->pipe[LOCAL].shut && r->pipe[REMOTE].ended))
         rpc_relay_close(r);
     else
         rearm(r);
@@ -150,7 +185,7 @@ static int connect_local(const char *name, int max_fd)
 }
 
 /* Both, or none: what was opened before a failure closes on the loop. */
-static int open_polls(struct rpc_relay *r, uv_loop_t *loop)
+static int open_handles(struct rpc_relay *r, uv_loop_t *loop)
 {
     for (int side = 0; side < 2; side++) {
         if (uv_poll_init(loop, &r->poll[side], r->fd[side]) != 0)
@@ -158,7 +193,12 @@ static int open_polls(struct rpc_relay *r, uv_loop_t *loop)
         r->poll[side].data = r;
         r->n_handles++;
     }
-    return r->n_handles == 2 ? 0 : RS_EIO;
+    if (r->n_handles < 2)
+        return RS_EIO;
+    (void)uv_timer_init(loop, &r->timer); /* never fails */
+    r->timer.data = r;
+    r->n_handles++;
+    return 0;
 }
 
 int rpc_relay_start(struct rpc_relay *r, uv_loop_t *loop, int remote_fd, const char *local,
@@ -182,7 +222,7 @@ int rpc_relay_start(struct rpc_relay *r, uv_loop_t *loop, int remote_fd, const c
     r->closing = false;
     r->on_closed = on_closed;
     r->arg = arg;
-    if (open_polls(r, loop) == 0) {
+    if (open_handles(r, loop) == 0) {
         rearm(r);
         return 0;
     }

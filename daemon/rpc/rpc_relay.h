@@ -26,6 +26,7 @@ struct rpc_relay {
     struct queue link; /* the owner's */
     int fd[2];         /* remote, local */
     uv_poll_t poll[2];
+    uv_timer_t timer;              /* gRPC has hung up: until the remote side has too */
     struct rpc_relay_pipe pipe[2]; /* out of remote, out of local */
     unsigned n_handles;
     bool closing;
