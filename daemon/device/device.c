@@ -1,7 +1,53 @@
 /* What callers see of a device; each call goes to the implementation's vtable. */
 #include "device/device.h"
 
+#include <string.h>
+
+#include "device/device_cuda.h"
+
 #include "base/banned.h"
+
+static int no_backend(const char *backend, struct err *e)
+{
+    if (strcmp(backend, "cuda") == 0)
+        return err_set(
+            e, RS_EUNIMPL,
+            "backend 'cuda' is not in this build: build with CUDA=1 where nvcc is, or use 'host'");
+    return err_set(e, RS_EINVAL, "backend '%s' is unknown: use 'host' or 'cuda'", backend);
+}
+
+int device_open(const char *backend, uint32_t local, const struct device_host_options *host,
+                const struct device_cuda_options *cuda, struct device **ret, struct err *e)
+{
+    if (strcmp(backend, "host") == 0)
+        return device_host_open(local, host, ret, e);
+#if defined(RS_CUDA)
+    if (strcmp(backend, "cuda") == 0)
+        return device_cuda_open(local, cuda, ret, e);
+#else
+    (void)cuda;
+#endif
+    return no_backend(backend, e);
+}
+
+int device_backend_check(const char *backend, uint32_t n_devices, struct err *e)
+{
+    if (strcmp(backend, "host") == 0)
+        return 0;
+#if defined(RS_CUDA)
+    uint32_t n = 0;
+    if (strcmp(backend, "cuda") == 0) {
+        int r = device_cuda_count(&n, e);
+        if (r == 0 && n < n_devices)
+            r = err_set(e, RS_EPRECOND, "backend 'cuda': %u devices are set, %u GPUs are there",
+                        n_devices, n);
+        return r;
+    }
+#else
+    (void)n_devices;
+#endif
+    return no_backend(backend, e);
+}
 
 void device_close(struct device *d)
 {

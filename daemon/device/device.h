@@ -1,6 +1,7 @@
 /* A device: memory, streams, events, copies, fingerprints. Asynchronous everywhere.
  *
- * A vtable with one implementation so far: device_host.c (shared memory, streams that are threads).
+ * A vtable with two implementations that pass one contract test: device_host.c (shared memory,
+ * streams that are threads) and device_cuda.c.
  * Work is enqueued on a stream and runs in order; different streams run at the same time unless an
  * event says otherwise. Enqueueing never blocks on the work; it copies what it is given. Callbacks run on a thread of the device and may only touch what they carry and post to
  * a mailbox.
@@ -38,6 +39,23 @@ enum { DEVICE_POISON = 0xA5 };
 
 int device_host_open(uint32_t local, const struct device_host_options *options, struct device **ret,
                      struct err *e);
+
+/* CUDA device only. */
+struct device_cuda_options {
+    /* "GPU-<uuid>" or "MIG-<uuid>" in any case, or an index; NULL: the index `local` */
+    const char *name;
+    uint64_t seed;       /* tests: poison, as above; delays are the stand-in's. 0: none */
+    uint32_t max_blocks; /* of a kernel's grid; 0: two per multiprocessor */
+    struct fence *fence; /* as above, looked at when work is handed over */
+};
+
+/* backend: "host" or "cuda". The other one's options are not looked at, NULL is fine for either.
+ * RS_EINVAL: no such backend. RS_EUNIMPL: not in this build. RS_EPRECOND: it can't run here. Each
+ * says what is missing. */
+int device_open(const char *backend, uint32_t local, const struct device_host_options *host,
+                const struct device_cuda_options *cuda, struct device **ret, struct err *e);
+/* For start-up: 0 where `n_devices` devices of the backend can be opened; else as device_open. */
+int device_backend_check(const char *backend, uint32_t n_devices, struct err *e);
 /* All streams must be freed first. NULL is fine. */
 void device_close(struct device *d);
 const char *device_kind(const struct device *d); /* "host" */

@@ -1,0 +1,55 @@
+/* The CUDA device: what goes beyond device.h. In CUDA builds only (device_open says so in others).
+ *
+ * A stream is a thread that hands its items to a CUDA stream in order and does not wait for them;
+ * only device_call waits, since its function is to find the work before it done. So enqueueing never blocks on the driver's
+ * own limits, and waiting for an event of another stream begins when that record was handed over.
+ * Copies go to the copy engine where they are one run or large rows, else to kernels
+ * (kernels_cuda.h). Fingerprints are summed on the GPU and added to the caller's number by a host
+ * function. Memory: device_alloc is the GPU's and can't be touched by the CPU; device_map makes a
+ * host segment reachable for both (pinned). */
+#ifndef RS_DEVICE_DEVICE_CUDA_H
+#define RS_DEVICE_DEVICE_CUDA_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+
+struct CUstream_st; /* a cudaStream_t points to it */
+
+enum { DEVICE_CUDA_IPC_BYTES = 64, DEVICE_CUDA_NAME_BYTES = 48 };
+
+/* RS_ENOTFOUND names the GPUs there are. RS_EPRECOND: CUDA can't run here; says what is missing. */
+int device_cuda_open(uint32_t local, const struct device_cuda_options *options, struct device **ret,
+                     struct err *e);
+/* How many GPUs; RS_EPRECOND as above. */
+int device_cuda_count(uint32_t *ret, struct err *e);
+/* "GPU-…" */
+const char *device_cuda_uuid(const struct device *d);
+int device_cuda_ordinal(const struct device *d);
+bool device_is_cuda(const struct device *d);
+/* True where kernels of `d` may write memory of `peer`: enabled when the later of them was opened. */
+bool device_cuda_reaches(const struct device *d, const struct device *peer);
+
+/* Calls fn(arg, stream) on the stream's thread when it is this item's turn to be handed over: work
+ * before it may still run. fn enqueues on `stream`; where the device has failed before, stream is NULL. A
+ * positive return is a CUDA error and fails the device. Errors as device_call. */
+int device_cuda_issue(struct device_stream *s, int (*fn)(void *arg, struct CUstream_st *stream),
+                      void *arg);
+/* The device fails with this text, as after an asynchronous error; the first one stays. */
+void device_cuda_fail(struct device *d, const char *text);
+
+/* --- memory of workers -------------------------------------------------------------------------- */
+
+/* A worker's allocation by its IPC handle. Opened once per handle and counted, so that tensors of one
+ * allocation share it. RS_EINVAL: the exporter is gone, is this process, or the memory is of a kind
+ * that has no such handle. */
+int device_cuda_import_ipc(struct device *d, const uint8_t *handle, void **ret, struct err *e);
+/* The exporter may free its memory once this has returned: the last one closes. RS_ENOTFOUND: not
+ * open. The caller has made sure that nothing is in flight. */
+int device_cuda_close_ipc(struct device *d, void *p, struct err *e);
+/* A CUDA VMM allocation by its descriptor (taken on success): torch's expandable segments, memory
+ * that sleeps. `bytes` is the whole allocation's. */
+int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e);
+int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e);
+
+#endif

@@ -1,0 +1,115 @@
+/* Environment, injected failures, counters. Part of the stand-in's libcudart. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "test/standin/standin.h"
+
+enum { MAX_NAMES = 128, NAME_BYTES = 48 };
+
+/* How often each name was called; found by linear search: few, and speed does not matter. */
+static struct {
+    char name[NAME_BYTES];
+    uint64_t n;
+} seen[MAX_NAMES];
+static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t count_call(const char *name)
+{
+    uint64_t n = 0;
+    pthread_mutex_lock(&seen_mutex);
+    for (int i = 0; i < MAX_NAMES && n == 0; i++) {
+        if (seen[i].n == 0)
+            (void)snprintf(seen[i].name, NAME_BYTES, "%s", name);
+        if (strcmp(seen[i].name, name) == 0)
+            n = ++seen[i].n;
+    }
+    pthread_mutex_unlock(&seen_mutex);
+    return n;
+}
+
+uint64_t standin_number(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text == NULL || *text == '\0' ? otherwise : strtoull(text, NULL, 10);
+}
+
+/* Looks for "name:n[:code]" in a list; 0: not there. */
+static int find(const char *variable, const char *name, uint64_t n, int default_code)
+{
+    const char *at = getenv(variable);
+    while (at != NULL && *at != '\0') {
+        char word[NAME_BYTES] = "";
+        unsigned long long number = 0;
+        int code = default_code;
+        if (sscanf(at, "%47[^:,]:%llu:%d", word, &number, &code) >= 2 && strcmp(word, name) == 0 &&
+            number == n)
+            return code;
+        at = strchr(at, ',');
+        at = at == NULL ? NULL : at + 1;
+    }
+    return 0;
+}
+
+static void hang(const volatile bool *stop)
+{
+    struct timespec t = {.tv_nsec = 1000000};
+    while (stop == NULL || !*stop)
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+int standin_call(const char *name, int default_code)
+{
+    uint64_t n = count_call(name);
+    if (find("STANDIN_HANG", name, n, 1) != 0)
+        hang(NULL);
+    return find("STANDIN_FAIL", name, n, default_code);
+}
+
+int standin_operation(const char *name, int default_code, const volatile bool *stop)
+{
+    uint64_t n = count_call(name);
+    if (find("STANDIN_HANG", name, n, 1) != 0)
+        hang(stop);
+    return find("STANDIN_ASYNC", name, n, default_code);
+}
+
+static struct standin_counters own;
+static struct standin_counters *counters = &own;
+static pthread_once_t counters_once = PTHREAD_ONCE_INIT;
+
+static void open_counters(void)
+{
+    const char *path = getenv("STANDIN_COUNTERS");
+    int fd = path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, sizeof own) != 0)
+        return;
+    void *p = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    (void)close(fd);
+    if (p != MAP_FAILED)
+        counters = p;
+}
+
+struct standin_device_counters *standin_count(int device)
+{
+    (void)pthread_once(&counters_once, open_counters);
+    return &counters->device[device >= 0 && device < STANDIN_MAX_DEVICES ? device : 0];
+}
+
+uint64_t standin_random(void)
+{
+    static _Atomic uint64_t n;
+    uint64_t seed = standin_number("STANDIN_SEED", 1);
+    if (seed == 0)
+        return 0;
+    uint64_t x = seed * UINT64_C(0xD1B54A32D192ED03) + atomic_fetch_add(&n, 1) + 1;
+    x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return x ^ (x >> 31);
+}

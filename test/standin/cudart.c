@@ -1,0 +1,1207 @@
+/* The stand-in's CUDA runtime: memory, streams that are threads, events, launches. See standin.h. */
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/kernels_body.h"
+#include "kernels/kernels_task.h"
+#include "test/standin/standin.h"
+
+enum { MAX_ALLOCATIONS = 4096, MAX_KERNELS = 32, FRESH = 0xCD, DEVICE_FUNCTION_NOT_ALLOWED = 800 };
+
+/* --- per thread and per device ----------------------------------------------------------------- */
+
+static _Thread_local int current_device;
+static _Thread_local int last_error;
+static _Thread_local bool in_host_function;
+static atomic_int sticky[STANDIN_MAX_DEVICES];
+static atomic_bool peers[STANDIN_MAX_DEVICES][STANDIN_MAX_DEVICES]; /* [device][that it reaches] */
+
+static int n_devices(void)
+{
+    uint64_t n = standin_number("STANDIN_DEVICES", 2);
+    return n > STANDIN_MAX_DEVICES ? STANDIN_MAX_DEVICES : (int)n;
+}
+
+int standin_current_device(void)
+{
+    return current_device;
+}
+
+static cudaError_t said(int code)
+{
+    if (code != 0)
+        last_error = code;
+    return (cudaError_t)code;
+}
+
+/* What every call begins with. */
+static int enter(const char *name)
+{
+    if (in_host_function)
+        return DEVICE_FUNCTION_NOT_ALLOWED;
+    int code = standin_call(name, cudaErrorUnknown);
+    if (code == 0 && n_devices() == 0)
+        code = cudaErrorNoDevice;
+    return code != 0 ? code : atomic_load(&sticky[current_device]);
+}
+
+#define ENTER(name)                                                                                \
+    do {                                                                                           \
+        int entered = enter(name);                                                                 \
+        if (entered != 0)                                                                          \
+            return said(entered);                                                                  \
+    } while (0)
+
+/* --- memory ------------------------------------------------------------------------------------ */
+
+enum kind { FREE, DEVICE, MAPPED, PINNED, REGISTERED };
+
+struct allocation {
+    char *base;  /* what the program has */
+    char *alias; /* where we can touch it */
+    size_t bytes;
+    enum kind kind;
+    int device, fd;
+};
+
+static struct allocation allocations[MAX_ALLOCATIONS];
+static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t used_bytes[STANDIN_MAX_DEVICES];
+
+static struct allocation *find_locked(const char *p)
+{
+    for (int i = 0; i < MAX_ALLOCATIONS; i++) {
+        struct allocation *a = &allocations[i];
+        if (a->kind != FREE && p >= a->base && p < a->base + a->bytes)
+            return a;
+    }
+    return NULL;
+}
+
+static int add_locked(struct allocation what)
+{
+    for (int i = 0; i < MAX_ALLOCATIONS; i++)
+        if (allocations[i].kind == FREE) {
+            allocations[i] = what;
+            return 0;
+        }
+    return cudaErrorMemoryAllocation;
+}
+
+static bool reaches(int device, const struct allocation *a)
+{
+    return a->kind == PINNED || a->kind == REGISTERED || a->device == device ||
+           atomic_load(&peers[device][a->device]);
+}
+
+void *standin_reach(int device, const void *p, size_t n_bytes)
+{
+    void *at = NULL;
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    if (a != NULL && reaches(device, a) &&
+        n_bytes <= a->bytes - (size_t)((const char *)p - a->base))
+        at = a->alias + ((const char *)p - a->base);
+    pthread_mutex_unlock(&memory_mutex);
+    return at;
+}
+
+/* For the copy engine, which stages: any device's memory, and what is no device's at all. */
+static void *touchable(const void *p, size_t n_bytes)
+{
+    void *at = (void *)(uintptr_t)p;
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    if (a != NULL)
+        at = n_bytes <= a->bytes - (size_t)((const char *)p - a->base)
+                 ? a->alias + ((const char *)p - a->base)
+                 : NULL;
+    pthread_mutex_unlock(&memory_mutex);
+    return at;
+}
+
+/* Two mappings of one file: the program's without any right, at a place or anywhere. */
+static int map_twice(int fd, size_t bytes, void *at, struct allocation *ret)
+{
+    ret->base = mmap(at, bytes, PROT_NONE, MAP_SHARED | (at == NULL ? 0 : MAP_FIXED), fd, 0);
+    ret->alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ret->bytes = bytes;
+    ret->fd = fd;
+    return ret->base == MAP_FAILED || ret->alias == MAP_FAILED ? cudaErrorMemoryAllocation : 0;
+}
+
+static int map_memory(int device, int fd, size_t n_bytes, void *at, void **ret)
+{
+    struct allocation a = {.kind = MAPPED, .device = device};
+    int r = map_twice(fd, n_bytes, at, &a);
+    pthread_mutex_lock(&memory_mutex);
+    r = r == 0 ? add_locked(a) : r;
+    pthread_mutex_unlock(&memory_mutex);
+    if (r == 0) {
+        *ret = a.base;
+        __atomic_fetch_add(&standin_count(device)->open_handles, 1, __ATOMIC_RELAXED);
+    }
+    return r;
+}
+
+int standin_map_memory(int device, int fd, size_t n_bytes, void **ret)
+{
+    return map_memory(device, fd, n_bytes, NULL, ret);
+}
+
+enum { NO_DEVICE = STANDIN_MAX_DEVICES - 1 };
+
+int standin_map_at(int device, int fd, size_t n_bytes, void *at)
+{
+    void *p;
+    (void)device;
+    return map_memory(NO_DEVICE, fd, n_bytes, at, &p);
+}
+
+void standin_give_memory(void *p, int device)
+{
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    if (a != NULL) {
+        __atomic_fetch_sub(&standin_count(a->device)->open_handles, 1, __ATOMIC_RELAXED);
+        a->device = device;
+        __atomic_fetch_add(&standin_count(a->device)->open_handles, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&memory_mutex);
+}
+
+static int forget(void *p, enum kind kind)
+{
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p), was = {0};
+    int r = a == NULL || a->base != (char *)p || a->kind != kind ? cudaErrorInvalidValue : 0;
+    if (r == 0) {
+        was = *a;
+        a->kind = FREE;
+        if (kind == DEVICE)
+            used_bytes[was.device] -= was.bytes;
+    }
+    pthread_mutex_unlock(&memory_mutex);
+    if (r != 0)
+        return r;
+    if (kind == DEVICE)
+        __atomic_fetch_sub(&standin_count(was.device)->allocated_bytes, was.bytes,
+                           __ATOMIC_RELAXED);
+    if (kind == MAPPED)
+        __atomic_fetch_sub(&standin_count(was.device)->open_handles, 1, __ATOMIC_RELAXED);
+    if (kind != REGISTERED)
+        (void)munmap(was.base, was.bytes);
+    if (kind == DEVICE || kind == MAPPED) {
+        (void)munmap(was.alias, was.bytes);
+        (void)close(was.fd);
+    }
+    return 0;
+}
+
+int standin_unmap_memory(void *p)
+{
+    return forget(p, MAPPED);
+}
+
+int standin_file_of(const void *p, size_t *ret_bytes)
+{
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    int fd = a != NULL && a->base == (const char *)p && a->kind == DEVICE ? a->fd : -1;
+    if (fd >= 0)
+        *ret_bytes = a->bytes;
+    pthread_mutex_unlock(&memory_mutex);
+    return fd;
+}
+
+static int allocate(size_t bytes, void **ret)
+{
+    struct allocation a = {.kind = DEVICE, .device = current_device};
+    size_t rounded = (bytes + 4095) & ~(size_t)4095;
+    uint64_t limit = standin_number("STANDIN_MEMORY", UINT64_C(1) << 30);
+    if (bytes == 0 || rounded < bytes)
+        return bytes == 0 ? cudaErrorInvalidValue : cudaErrorMemoryAllocation;
+    pthread_mutex_lock(&memory_mutex);
+    bool fits = rounded <= limit - used_bytes[a.device];
+    if (fits)
+        used_bytes[a.device] += rounded;
+    pthread_mutex_unlock(&memory_mutex);
+    int fd = fits ? memfd_create("standin-device", MFD_CLOEXEC) : -1;
+    if (fd < 0 || ftruncate(fd, (off_t)rounded) != 0 || map_twice(fd, rounded, NULL, &a) != 0)
+        return cudaErrorMemoryAllocation;
+    memset(a.alias, FRESH, rounded);
+    pthread_mutex_lock(&memory_mutex);
+    int r = add_locked(a);
+    pthread_mutex_unlock(&memory_mutex);
+    __atomic_fetch_add(&standin_count(a.device)->allocated_bytes, rounded, __ATOMIC_RELAXED);
+    *ret = a.base;
+    return r;
+}
+
+STANDIN_EXPORT cudaError_t cudaMalloc(void **ret, size_t bytes)
+{
+    ENTER("cudaMalloc");
+    return said(allocate(bytes, ret));
+}
+
+static int pin(void *p, size_t bytes, enum kind kind)
+{
+    pthread_mutex_lock(&memory_mutex);
+    int r = find_locked(p) != NULL
+                ? cudaErrorHostMemoryAlreadyRegistered
+                : add_locked((struct allocation){
+                      .base = p, .alias = p, .bytes = bytes, .kind = kind, .fd = -1});
+    pthread_mutex_unlock(&memory_mutex);
+    return r;
+}
+
+STANDIN_EXPORT cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaHostAlloc");
+    size_t rounded = (bytes + 4095) & ~(size_t)4095;
+    void *p = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == 0 || p == MAP_FAILED)
+        return said(cudaErrorMemoryAllocation);
+    memset(p, FRESH, rounded);
+    *ret = p;
+    return said(pin(p, rounded, PINNED));
+}
+
+STANDIN_EXPORT cudaError_t cudaFreeHost(void *p)
+{
+    ENTER("cudaFreeHost");
+    return said(p == NULL ? 0 : forget(p, PINNED));
+}
+
+STANDIN_EXPORT cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaHostRegister");
+    return said(bytes == 0 ? cudaErrorInvalidValue : pin(p, bytes, REGISTERED));
+}
+
+STANDIN_EXPORT cudaError_t cudaHostUnregister(void *p)
+{
+    ENTER("cudaHostUnregister");
+    return said(forget(p, REGISTERED));
+}
+
+STANDIN_EXPORT cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
+{
+    ENTER("cudaMemGetInfo");
+    pthread_mutex_lock(&memory_mutex);
+    *ret_total = standin_number("STANDIN_MEMORY", UINT64_C(1) << 30);
+    *ret_free = *ret_total - used_bytes[current_device];
+    pthread_mutex_unlock(&memory_mutex);
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret,
+                                                    const void *p)
+{
+    ENTER("cudaPointerGetAttributes");
+    memset(ret, 0, sizeof *ret);
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    ret->type = a == NULL                                    ? cudaMemoryTypeUnregistered
+                : a->kind == PINNED || a->kind == REGISTERED ? cudaMemoryTypeHost
+                                                             : cudaMemoryTypeDevice;
+    ret->device = a == NULL ? -2 : a->device;
+    if (a != NULL)
+        ret->devicePointer = (void *)(uintptr_t)p;
+    pthread_mutex_unlock(&memory_mutex);
+    return cudaSuccess;
+}
+
+/* --- IPC: the handle names a file of the exporter ----------------------------------------------- */
+
+struct ipc_handle {
+    char magic[8];
+    int32_t pid, fd;
+    uint64_t bytes, inode;
+};
+
+_Static_assert(sizeof(struct ipc_handle) <= CUDA_IPC_HANDLE_SIZE, "fits");
+
+STANDIN_EXPORT cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret, void *p)
+{
+    ENTER("cudaIpcGetMemHandle");
+    struct ipc_handle h = {.magic = "standin", .pid = getpid()};
+    struct stat st;
+    size_t bytes = 0;
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    void *base = a == NULL ? NULL : a->base; /* any address of an allocation gives its handle */
+    pthread_mutex_unlock(&memory_mutex);
+    h.fd = base == NULL ? -1 : standin_file_of(base, &bytes);
+    if (h.fd < 0 || fstat(h.fd, &st) != 0)
+        return said(cudaErrorInvalidValue);
+    h.bytes = bytes;
+    h.inode = st.st_ino;
+    memset(ret, 0, sizeof *ret);
+    memcpy(ret, &h, sizeof h);
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaIpcOpenMemHandle(void **ret, cudaIpcMemHandle_t handle,
+                                                unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaIpcOpenMemHandle");
+    struct ipc_handle h;
+    struct stat st;
+    char path[64];
+    memcpy(&h, &handle, sizeof h);
+    if (memcmp(h.magic, "standin", 8) != 0)
+        return said(cudaErrorInvalidValue);
+    if (h.pid == getpid())
+        return said(cudaErrorDeviceUninitialized); /* as the real one: not in the exporter (C16) */
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0 || st.st_ino != h.inode) {
+        if (fd >= 0)
+            (void)close(fd);
+        return said(cudaErrorMapBufferObjectFailed);
+    }
+    return said(standin_map_memory(current_device, fd, h.bytes, ret));
+}
+
+STANDIN_EXPORT cudaError_t cudaIpcCloseMemHandle(void *p)
+{
+    ENTER("cudaIpcCloseMemHandle");
+    return said(standin_unmap_memory(p));
+}
+
+/* --- streams ------------------------------------------------------------------------------------ */
+
+struct operation {
+    struct operation *next;
+    const char *name; /* of standin_operation; NULL: none */
+    int (*run)(void *arg);
+    void (*drop)(void *arg); /* instead of run, after a sticky error; NULL: nothing */
+    void *arg;               /* freed after either, where it is `own` */
+    bool own;
+};
+
+struct CUstream_st {
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    struct operation *first, **last;
+    uint64_t pushed, done;
+    int device;
+    bool stopping;
+    struct CUstream_st *next_of_all;
+};
+
+static struct CUstream_st *all_streams;
+static pthread_mutex_t all_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+int standin_stream_device(struct CUstream_st *s)
+{
+    return s->device;
+}
+
+static void delay(void)
+{
+    uint64_t most = standin_number("STANDIN_DELAY_US", 200), r = standin_random();
+    if (r == 0 || most == 0)
+        return;
+    long ns = (long)(r % (most + 1)) * 1000;
+    struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, &t) == EINTR)
+        continue;
+}
+
+static void run_operation(struct CUstream_st *s, struct operation *o)
+{
+    static const volatile bool never = false;
+    delay();
+    int code = 0;
+    if (o->name != NULL && strcmp(o->name, "group") != 0 && atomic_load(&sticky[s->device]) == 0)
+        code = standin_operation(o->name, cudaErrorIllegalAddress, &never);
+    if (atomic_load(&sticky[s->device]) == 0 && code == 0)
+        code = o->run(o->arg);
+    else if (o->drop != NULL)
+        o->drop(o->arg);
+    if (code != 0)
+        atomic_store(&sticky[s->device], code);
+    if (o->own)
+        free(o->arg);
+    free(o);
+}
+
+static void *stream_main(void *arg)
+{
+    struct CUstream_st *s = arg;
+    current_device = s->device;
+    pthread_mutex_lock(&s->mutex);
+    for (;;) {
+        while (s->first == NULL && !s->stopping)
+            pthread_cond_wait(&s->changed, &s->mutex);
+        struct operation *o = s->first;
+        if (o == NULL)
+            break;
+        s->first = o->next;
+        if (s->first == NULL)
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->mutex);
+        run_operation(s, o);
+        pthread_mutex_lock(&s->mutex);
+        s->done++;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return NULL;
+}
+
+static int push(struct CUstream_st *s, struct operation what)
+{
+    struct operation *o = malloc(sizeof *o);
+    if (o == NULL || s == NULL) {
+        free(o);
+        if (what.own)
+            free(what.arg);
+        return o == NULL ? cudaErrorMemoryAllocation : cudaErrorInvalidResourceHandle;
+    }
+    *o = what;
+    o->next = NULL;
+    pthread_mutex_lock(&s->mutex);
+    *s->last = o;
+    s->last = &o->next;
+    s->pushed++;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    return 0;
+}
+
+int standin_enqueue(struct CUstream_st *stream, const char *name, int (*fn)(void *arg), void *arg)
+{
+    return push(stream, (struct operation){.name = name, .run = fn, .arg = arg});
+}
+
+static void drain(struct CUstream_st *s)
+{
+    pthread_mutex_lock(&s->mutex);
+    for (uint64_t until = s->pushed; s->done < until;)
+        pthread_cond_wait(&s->changed, &s->mutex);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+STANDIN_EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags,
+                                                        int priority)
+{
+    (void)flags;
+    (void)priority;
+    ENTER("cudaStreamCreateWithPriority");
+    struct CUstream_st *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return said(cudaErrorMemoryAllocation);
+    s->device = current_device;
+    s->last = &s->first;
+    (void)pthread_mutex_init(&s->mutex, NULL);
+    (void)pthread_cond_init(&s->changed, NULL);
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = pthread_create(&s->thread, NULL, stream_main, s);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r != 0) {
+        free(s);
+        return said(cudaErrorMemoryAllocation);
+    }
+    pthread_mutex_lock(&all_mutex);
+    s->next_of_all = all_streams;
+    all_streams = s;
+    pthread_mutex_unlock(&all_mutex);
+    *ret = s;
+    return cudaSuccess;
+}
+
+/* Like the real one it doesn't wait in the program's eyes; here the thread has to end, so it does. */
+STANDIN_EXPORT cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    int injected = in_host_function ? DEVICE_FUNCTION_NOT_ALLOWED
+                                    : standin_call("cudaStreamDestroy", cudaErrorUnknown);
+    if (injected != 0)
+        return said(injected);
+    pthread_mutex_lock(&all_mutex);
+    for (struct CUstream_st **at = &all_streams; *at != NULL; at = &(*at)->next_of_all)
+        if (*at == s) {
+            *at = s->next_of_all;
+            break;
+        }
+    pthread_mutex_unlock(&all_mutex);
+    pthread_mutex_lock(&s->mutex);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    (void)pthread_join(s->thread, NULL);
+    (void)pthread_cond_destroy(&s->changed);
+    (void)pthread_mutex_destroy(&s->mutex);
+    int device = s->device;
+    free(s);
+    return said(atomic_load(&sticky[device]));
+}
+
+STANDIN_EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    ENTER("cudaStreamSynchronize");
+    drain(s);
+    return said(atomic_load(&sticky[s->device]));
+}
+
+STANDIN_EXPORT cudaError_t cudaStreamQuery(cudaStream_t s)
+{
+    ENTER("cudaStreamQuery");
+    pthread_mutex_lock(&s->mutex);
+    bool idle = s->done == s->pushed;
+    pthread_mutex_unlock(&s->mutex);
+    return idle ? cudaSuccess : cudaErrorNotReady;
+}
+
+static void drain_device(void)
+{
+    pthread_mutex_lock(&all_mutex);
+    for (struct CUstream_st *s = all_streams; s != NULL; s = s->next_of_all)
+        if (s->device == current_device)
+            drain(s);
+    pthread_mutex_unlock(&all_mutex);
+}
+
+STANDIN_EXPORT cudaError_t cudaDeviceSynchronize(void)
+{
+    ENTER("cudaDeviceSynchronize");
+    drain_device();
+    return said(atomic_load(&sticky[current_device]));
+}
+
+/* Waits for the device, as the real one does. */
+STANDIN_EXPORT cudaError_t cudaFree(void *p)
+{
+    ENTER("cudaFree");
+    if (p == NULL)
+        return cudaSuccess;
+    drain_device();
+    return said(forget(p, DEVICE));
+}
+
+/* --- events ------------------------------------------------------------------------------------- */
+
+struct CUevent_st {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    uint64_t recorded, done, done_ns;
+    int refs, device;
+};
+
+struct event_use {
+    struct CUevent_st *event;
+    uint64_t number;
+};
+
+static void unref(struct CUevent_st *e)
+{
+    pthread_mutex_lock(&e->mutex);
+    bool last = --e->refs == 0;
+    pthread_mutex_unlock(&e->mutex);
+    if (last)
+        free(e);
+}
+
+static int run_record(void *arg)
+{
+    struct event_use *u = arg;
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    pthread_mutex_lock(&u->event->mutex);
+    if (u->event->done < u->number)
+        u->event->done = u->number;
+    u->event->done_ns = (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
+    pthread_cond_broadcast(&u->event->changed);
+    pthread_mutex_unlock(&u->event->mutex);
+    unref(u->event);
+    return 0;
+}
+
+static void drop_record(void *arg)
+{
+    (void)run_record(arg);
+}
+
+static int run_wait(void *arg)
+{
+    struct event_use *u = arg;
+    pthread_mutex_lock(&u->event->mutex);
+    while (u->event->done < u->number)
+        pthread_cond_wait(&u->event->changed, &u->event->mutex);
+    pthread_mutex_unlock(&u->event->mutex);
+    unref(u->event);
+    return 0;
+}
+
+static void drop_wait(void *arg)
+{
+    unref(((struct event_use *)arg)->event);
+}
+
+static struct event_use *use(struct CUevent_st *e, bool record)
+{
+    struct event_use *u = malloc(sizeof *u);
+    if (u == NULL)
+        return NULL;
+    pthread_mutex_lock(&e->mutex);
+    e->refs++;
+    u->event = e;
+    u->number = record ? ++e->recorded : e->recorded;
+    pthread_mutex_unlock(&e->mutex);
+    return u;
+}
+
+STANDIN_EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaEventCreateWithFlags");
+    struct CUevent_st *e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return said(cudaErrorMemoryAllocation);
+    (void)pthread_mutex_init(&e->mutex, NULL);
+    (void)pthread_cond_init(&e->changed, NULL);
+    e->refs = 1;
+    e->device = current_device;
+    *ret = e;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    unref(e);
+    return said(standin_call("cudaEventDestroy", cudaErrorUnknown));
+}
+
+STANDIN_EXPORT cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    ENTER("cudaEventRecord");
+    if (e->device != s->device)
+        return said(cudaErrorInvalidResourceHandle); /* as the real one */
+    struct event_use *u = use(e, true);
+    return said(u == NULL
+                    ? cudaErrorMemoryAllocation
+                    : push(s, (struct operation){
+                                  .run = run_record, .drop = drop_record, .arg = u, .own = true}));
+}
+
+STANDIN_EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaStreamWaitEvent");
+    struct event_use *u = use(e, false);
+    return said(u == NULL
+                    ? cudaErrorMemoryAllocation
+                    : push(s, (struct operation){
+                                  .run = run_wait, .drop = drop_wait, .arg = u, .own = true}));
+}
+
+STANDIN_EXPORT cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+    ENTER("cudaEventQuery");
+    pthread_mutex_lock(&e->mutex);
+    bool done = e->done == e->recorded;
+    pthread_mutex_unlock(&e->mutex);
+    return done ? cudaSuccess : cudaErrorNotReady; /* which is no error to remember */
+}
+
+STANDIN_EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t e)
+{
+    ENTER("cudaEventSynchronize");
+    pthread_mutex_lock(&e->mutex);
+    for (uint64_t until = e->recorded; e->done < until;)
+        pthread_cond_wait(&e->changed, &e->mutex);
+    pthread_mutex_unlock(&e->mutex);
+    return said(atomic_load(&sticky[e->device]));
+}
+
+STANDIN_EXPORT cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t begin, cudaEvent_t end)
+{
+    ENTER("cudaEventElapsedTime");
+    *ret_ms = (float)((double)(end->done_ns - begin->done_ns) / 1e6);
+    return cudaSuccess;
+}
+
+/* --- copies, sets, host functions ---------------------------------------------------------------- */
+
+struct copy {
+    char *to;
+    const char *from;
+    size_t to_pitch, from_pitch, width, rows;
+    int device, value; /* value: of a set, from is NULL */
+};
+
+static int run_copy(void *arg)
+{
+    struct copy *c = arg;
+    if (c->width == 0 || c->rows == 0)
+        return 0;
+    char *to = touchable(c->to, c->to_pitch * (c->rows - 1) + c->width);
+    if (c->from == NULL) {
+        if (to == NULL)
+            return cudaErrorIllegalAddress;
+        memset(to, c->value, c->width);
+        __atomic_fetch_add(&standin_count(c->device)->sets, 1, __ATOMIC_RELAXED);
+        return 0;
+    }
+    const char *from = touchable(c->from, c->from_pitch * (c->rows - 1) + c->width);
+    if (to == NULL || from == NULL)
+        return cudaErrorIllegalAddress;
+    for (size_t i = 0; i < c->rows; i++)
+        memcpy(to + i * c->to_pitch, from + i * c->from_pitch, c->width);
+    __atomic_fetch_add(&standin_count(c->device)->copies, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&standin_count(c->device)->copied_bytes, c->width * c->rows,
+                       __ATOMIC_RELAXED);
+    return 0;
+}
+
+static cudaError_t push_copy(cudaStream_t s, struct copy what)
+{
+    struct copy *c = malloc(sizeof *c);
+    if (c == NULL || s == NULL) {
+        free(c);
+        return said(c == NULL ? cudaErrorMemoryAllocation : cudaErrorInvalidResourceHandle);
+    }
+    *c = what;
+    c->device = s->device;
+    return said(push(s, (struct operation){.name = what.from == NULL ? "set" : "copy",
+                                           .run = run_copy,
+                                           .arg = c,
+                                           .own = true}));
+}
+
+STANDIN_EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
+                                           enum cudaMemcpyKind kind, cudaStream_t s)
+{
+    (void)kind;
+    ENTER("cudaMemcpyAsync");
+    return push_copy(s, (struct copy){.to = to, .from = from, .width = n, .rows = 1});
+}
+
+STANDIN_EXPORT cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
+                                             size_t from_pitch, size_t width, size_t rows,
+                                             enum cudaMemcpyKind kind, cudaStream_t s)
+{
+    (void)kind;
+    ENTER("cudaMemcpy2DAsync");
+    if (width > to_pitch || width > from_pitch)
+        return said(cudaErrorInvalidPitchValue);
+    return push_copy(s, (struct copy){.to = to,
+                                      .from = from,
+                                      .to_pitch = to_pitch,
+                                      .from_pitch = from_pitch,
+                                      .width = width,
+                                      .rows = rows});
+}
+
+STANDIN_EXPORT cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
+{
+    ENTER("cudaMemsetAsync");
+    return push_copy(s, (struct copy){.to = p, .value = value, .width = n, .rows = 1});
+}
+
+STANDIN_EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t n,
+                                      enum cudaMemcpyKind kind)
+{
+    (void)kind;
+    ENTER("cudaMemcpy");
+    struct copy c = {.to = to, .from = from, .width = n, .rows = 1, .device = current_device};
+    return said(run_copy(&c));
+}
+
+struct host_function {
+    cudaHostFn_t fn;
+    void *arg;
+    int device;
+};
+
+static int run_host_function(void *arg)
+{
+    struct host_function *h = arg;
+    __atomic_fetch_add(&standin_count(h->device)->host_functions, 1, __ATOMIC_RELAXED);
+    in_host_function = true;
+    h->fn(h->arg);
+    in_host_function = false;
+    return 0;
+}
+
+STANDIN_EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *arg)
+{
+    ENTER("cudaLaunchHostFunc");
+    struct host_function *h = malloc(sizeof *h);
+    if (h == NULL)
+        return said(cudaErrorMemoryAllocation);
+    *h = (struct host_function){fn, arg, s->device};
+    return said(push(
+        s, (struct operation){.name = "host", .run = run_host_function, .arg = h, .own = true}));
+}
+
+/* --- kernels -------------------------------------------------------------------------------------- */
+
+/* The bytes that a view of a task touches, as offsets from its base. */
+struct extent {
+    int64_t low, high;
+};
+
+static void widen(struct extent *x, int64_t stride, uint64_t count)
+{
+    int64_t far = count == 0 ? 0 : stride * (int64_t)(count - 1);
+    *(far < 0 ? &x->low : &x->high) += far;
+}
+
+/* Where the library touches what the device calls p, over the extent; NULL: an illegal address. */
+static char *moved(int device, char *p, struct extent x)
+{
+    char *at = standin_reach(device, p + x.low, (size_t)(x.high - x.low));
+    return at == NULL ? NULL : at - x.low;
+}
+
+static char *moved_view(int device, char *base, const struct kernel_task *t, int64_t step,
+                        const int64_t *stride, uint32_t bytes)
+{
+    struct extent x = {0, bytes};
+    widen(&x, step, t->units.by);
+    for (unsigned d = 0; d < t->n_outer; d++)
+        widen(&x, stride[d], t->outer[d].by);
+    return moved(device, base, x);
+}
+
+static bool move_task(int device, struct kernel_task *t)
+{
+    bool element = t->unit == KERNEL_UNIT_ELEMENT;
+    uint32_t reads = element ? kernel_dtype_size(t->from_dtype) : kernel_unit_reads(t->unit);
+    uint32_t writes = element ? kernel_dtype_size(t->to_dtype) : kernel_unit_writes(t->unit);
+    bool aligned = element || (uintptr_t)t->from % reads == 0;
+    char *from = moved_view(device, t->from, t, t->from_step, t->from_stride, reads);
+    t->from = from;
+    if (from == NULL || !aligned)
+        return false;
+    for (unsigned k = 0; k < t->n_targets; k++) {
+        if (!element && (uintptr_t)t->to[k] % writes != 0)
+            return false;
+        t->to[k] = moved_view(device, t->to[k], t, t->to_step[k], t->to_stride[k], writes);
+        if (t->to[k] == NULL)
+            return false;
+    }
+    if (t->sum == NULL)
+        return true;
+    t->sum = (uint64_t *)(void *)moved(device, (char *)t->sum, (struct extent){0, 8});
+    return t->sum != NULL;
+}
+
+struct launch {
+    uint32_t n_blocks;
+    int device;
+    union {
+        struct kernel_batch batch;
+        struct kernel_scale_task scale;
+    };
+};
+
+static int run_batch(void *arg)
+{
+    struct launch *l = arg;
+    for (uint32_t i = 0; i < l->batch.n_tasks; i++)
+        if (!move_task(l->device, &l->batch.tasks[i]))
+            return cudaErrorIllegalAddress;
+    kernel_batch_run_host(&l->batch, l->n_blocks);
+    __atomic_fetch_add(&standin_count(l->device)->launches, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&standin_count(l->device)->tasks, l->batch.n_tasks, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static char *moved_matrix(int device, char *base, const struct kernel_scale_task *t,
+                          const int64_t *stride, uint64_t rows, uint64_t row_bytes)
+{
+    struct extent x = {0, (int64_t)row_bytes};
+    for (unsigned d = 0; d < t->n_outer; d++)
+        widen(&x, stride[d], t->outer[d].by);
+    widen(&x, stride[t->n_outer], rows);
+    return moved(device, base, x);
+}
+
+static bool move_pointer(int device, void **p, size_t bytes)
+{
+    if (*p == NULL)
+        return true;
+    *p = standin_reach(device, *p, bytes);
+    return *p != NULL;
+}
+
+static int run_scale(void *arg)
+{
+    struct launch *l = arg;
+    struct kernel_scale_task *t = &l->scale;
+    int d = l->device;
+    void *sums[3] = {t->sum, t->scale_sum, t->amax_bits};
+    t->from =
+        moved_matrix(d, (char *)(uintptr_t)t->from, t, t->from_stride, t->n_rows, 2 * t->n_columns);
+    bool good = t->from != NULL;
+    if (good && t->to != NULL) {
+        bool block = t->rule == KERNEL_SCALE_BLOCK;
+        t->to = moved_matrix(d, t->to, t, t->to_stride, t->n_rows, t->n_columns);
+        t->scale =
+            block ? moved_matrix(
+                        d, t->scale, t, t->scale_stride, t->block_rows.by,
+                        (uint64_t)t->scale_stride[t->n_outer + 1] * (t->block_columns.by - 1) + 4)
+                  : moved(d, t->scale, (struct extent){0, 4});
+        good = t->to != NULL && t->scale != NULL;
+    }
+    for (int i = 0; i < 3; i++)
+        good = move_pointer(d, &sums[i], i == 2 ? 4 : 8) && good;
+    if (!good)
+        return cudaErrorIllegalAddress;
+    t->sum = sums[0];
+    t->scale_sum = sums[1];
+    t->amax_bits = sums[2];
+    kernel_scale_task_run_host(t, l->n_blocks);
+    __atomic_fetch_add(&standin_count(d)->launches, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&standin_count(d)->tasks, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static const struct kernel {
+    const char *name;
+    size_t parameter_bytes;
+    int (*run)(void *arg);
+} known[] = {
+    {"reshard_copy", sizeof(struct kernel_batch), run_batch},
+    {"reshard_copy_small", sizeof(struct kernel_small_batch), run_batch},
+    {"reshard_sum", sizeof(struct kernel_batch), run_batch},
+    {"reshard_sum_small", sizeof(struct kernel_small_batch), run_batch},
+    {"reshard_scale", sizeof(struct kernel_scale_task), run_scale},
+};
+
+/* By the address of the stub that nvcc makes. */
+static struct {
+    const void *stub;
+    const struct kernel *kernel;
+} registered[MAX_KERNELS];
+
+STANDIN_EXPORT void **__cudaRegisterFatBinary(void *binary)
+{
+    static void *handle;
+    (void)binary;
+    return &handle;
+}
+
+STANDIN_EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
+{
+    (void)handle;
+}
+
+STANDIN_EXPORT void __cudaUnregisterFatBinary(void **handle)
+{
+    (void)handle;
+}
+
+STANDIN_EXPORT void __cudaRegisterFunction(void **handle, const char *stub, char *function,
+                                           const char *name, int limit, void *tid, void *bid,
+                                           void *block, void *grid, int *warp)
+{
+    (void)handle, (void)function, (void)limit, (void)tid, (void)bid, (void)block, (void)grid;
+    (void)warp;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        for (int k = 0; strcmp(name, known[i].name) == 0 && k < MAX_KERNELS; k++)
+            if (registered[k].stub == NULL) {
+                registered[k].stub = stub;
+                registered[k].kernel = &known[i];
+                break;
+            }
+}
+
+static _Thread_local struct {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+} configuration;
+
+STANDIN_EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                                    cudaStream_t stream)
+{
+    configuration.grid = grid;
+    configuration.block = block;
+    configuration.shared = shared;
+    configuration.stream = stream;
+    return 0;
+}
+
+STANDIN_EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared,
+                                                      void *stream)
+{
+    *grid = configuration.grid;
+    *block = configuration.block;
+    *shared = configuration.shared;
+    *(cudaStream_t *)stream = configuration.stream;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t __cudaGetKernel(cudaKernel_t *ret, const void *stub)
+{
+    *ret = (cudaKernel_t)(uintptr_t)stub;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t handle, dim3 grid, dim3 block,
+                                              void **args, size_t shared, cudaStream_t stream)
+{
+    (void)shared;
+    ENTER("cudaLaunchKernel");
+    const struct kernel *k = NULL;
+    for (int i = 0; i < MAX_KERNELS; i++)
+        if (registered[i].stub == (const void *)handle)
+            k = registered[i].kernel;
+    if (k == NULL || stream == NULL || stream->device != current_device)
+        return said(k == NULL ? cudaErrorInvalidDeviceFunction : cudaErrorInvalidResourceHandle);
+    if (block.x != KERNEL_THREADS || grid.x == 0)
+        return said(cudaErrorInvalidConfiguration);
+    struct launch *l = malloc(sizeof *l);
+    if (l == NULL)
+        return said(cudaErrorMemoryAllocation);
+    l->n_blocks = grid.x;
+    l->device = stream->device;
+    memcpy(&l->batch, args[0], k->parameter_bytes);
+    return said(
+        push(stream, (struct operation){.name = "kernel", .run = k->run, .arg = l, .own = true}));
+}
+
+/* --- devices --------------------------------------------------------------------------------------- */
+
+STANDIN_EXPORT cudaError_t cudaGetDeviceCount(int *ret)
+{
+    int code = standin_call("cudaGetDeviceCount", cudaErrorUnknown);
+    if (code != 0 || n_devices() == 0)
+        return said(code != 0 ? code : cudaErrorNoDevice);
+    *ret = n_devices();
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaSetDevice(int device)
+{
+    if (device < 0 || device >= n_devices())
+        return said(cudaErrorInvalidDevice);
+    int before = current_device;
+    current_device = device;
+    int entered = enter("cudaSetDevice");
+    if (entered != 0 && entered != atomic_load(&sticky[device]))
+        current_device = before;
+    return said(entered);
+}
+
+STANDIN_EXPORT cudaError_t cudaGetDevice(int *ret)
+{
+    ENTER("cudaGetDevice");
+    *ret = current_device;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
+{
+    ENTER("cudaGetDeviceProperties");
+    if (device < 0 || device >= n_devices())
+        return said(cudaErrorInvalidDevice);
+    memset(ret, 0, sizeof *ret);
+    (void)snprintf(ret->name, sizeof ret->name, "stand-in %d", device);
+    for (int i = 0; i < 16; i++)
+        ret->uuid.bytes[i] = (char)(0x10 * device + i);
+    ret->major = 9;
+    ret->multiProcessorCount = 4;
+    ret->totalGlobalMem = standin_number("STANDIN_MEMORY", UINT64_C(1) << 30);
+    ret->unifiedAddressing = 1;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaDeviceGetAttribute(int *ret, enum cudaDeviceAttr attribute,
+                                                  int device)
+{
+    ENTER("cudaDeviceGetAttribute");
+    if (device < 0 || device >= n_devices())
+        return said(cudaErrorInvalidDevice);
+    *ret = attribute == cudaDevAttrCanUseHostPointerForRegisteredMem ? 1
+           : attribute == cudaDevAttrMultiProcessorCount             ? 4
+                                                                     : 0;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaDeviceGetPCIBusId(char *ret, int n, int device)
+{
+    ENTER("cudaDeviceGetPCIBusId");
+    (void)snprintf(ret, (size_t)n, "0000:%02x:00.0", device + 1);
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer)
+{
+    ENTER("cudaDeviceCanAccessPeer");
+    *ret = device != peer && standin_number("STANDIN_PEER", 1) != 0;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    (void)flags;
+    ENTER("cudaDeviceEnablePeerAccess");
+    if (peer < 0 || peer >= n_devices() || standin_number("STANDIN_PEER", 1) == 0)
+        return said(cudaErrorPeerAccessUnsupported);
+    return said(atomic_exchange(&peers[current_device][peer], true)
+                    ? cudaErrorPeerAccessAlreadyEnabled
+                    : 0);
+}
+
+STANDIN_EXPORT cudaError_t cudaDriverGetVersion(int *ret)
+{
+    *ret = 13000;
+    return said(standin_call("cudaDriverGetVersion", cudaErrorUnknown));
+}
+
+STANDIN_EXPORT cudaError_t cudaRuntimeGetVersion(int *ret)
+{
+    *ret = 13000;
+    return said(standin_call("cudaRuntimeGetVersion", cudaErrorUnknown));
+}
+
+STANDIN_EXPORT cudaError_t cudaGetLastError(void)
+{
+    int code = last_error;
+    last_error = 0;
+    return (cudaError_t)code;
+}
+
+STANDIN_EXPORT cudaError_t cudaPeekAtLastError(void)
+{
+    return (cudaError_t)last_error;
+}
+
+STANDIN_EXPORT const char *cudaGetErrorName(cudaError_t code)
+{
+    return code == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
+           : code == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress"
+           : code == cudaErrorNoDevice       ? "cudaErrorNoDevice"
+                                             : "cudaErrorOfTheStandIn";
+}
+
+STANDIN_EXPORT const char *cudaGetErrorString(cudaError_t code)
+{
+    return code == cudaErrorMemoryAllocation ? "out of memory"
+           : code == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+           : code == cudaErrorNoDevice       ? "no CUDA-capable device is detected"
+                                             : "an error of the stand-in";
+}

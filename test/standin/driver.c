@@ -1,0 +1,221 @@
+/* The stand-in's driver library: what torch's expandable segments and their import need of VMM. */
+#include <cuda.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "test/standin/standin.h"
+
+enum { MAX_RESERVATIONS = 256, GRANULARITY = 2 << 20 };
+
+/* A generic handle is a file; a mapping of it becomes memory of the runtime. */
+struct handle {
+    int fd, device;
+    size_t bytes;
+};
+
+/* A reserved range stands for the mapping that is made in it: the runtime chooses addresses, so a
+ * range is bound to one mapping of its whole size. */
+static struct reservation {
+    char *base;
+    size_t bytes;
+    bool mapped;
+} reservations[MAX_RESERVATIONS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static CUresult entered(const char *name)
+{
+    return (CUresult)standin_call(name, CUDA_ERROR_UNKNOWN);
+}
+
+STANDIN_EXPORT CUresult cuInit(unsigned flags)
+{
+    (void)flags;
+    return entered("cuInit");
+}
+
+STANDIN_EXPORT CUresult cuGetErrorString(CUresult code, const char **ret)
+{
+    *ret = code == CUDA_ERROR_INVALID_VALUE ? "invalid argument" : "an error of the stand-in";
+    return CUDA_SUCCESS;
+}
+
+STANDIN_EXPORT CUresult cuMemGetAllocationGranularity(size_t *ret,
+                                                      const CUmemAllocationProp *properties,
+                                                      CUmemAllocationGranularity_flags flags)
+{
+    (void)properties;
+    (void)flags;
+    *ret = GRANULARITY;
+    return entered("cuMemGetAllocationGranularity");
+}
+
+static CUresult handle_new(int fd, int device, size_t bytes, CUmemGenericAllocationHandle *ret)
+{
+    struct handle *h = malloc(sizeof *h);
+    if (h == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *h = (struct handle){fd, device, bytes};
+    *ret = (CUmemGenericAllocationHandle)(uintptr_t)h;
+    return CUDA_SUCCESS;
+}
+
+static struct handle *handle_of(CUmemGenericAllocationHandle h)
+{
+    return (struct handle *)(uintptr_t)h;
+}
+
+STANDIN_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *ret, size_t bytes,
+                                    const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    (void)flags;
+    CUresult r = entered("cuMemCreate");
+    if (r != CUDA_SUCCESS || bytes == 0 || bytes % GRANULARITY != 0)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    /* Not sealable: unlike the host segments of a worker. */
+    int fd = memfd_create("standin-vmm", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return handle_new(fd, properties->location.id, bytes, ret);
+}
+
+STANDIN_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    (void)close(handle_of(handle)->fd);
+    free(handle_of(handle));
+    return entered("cuMemRelease");
+}
+
+STANDIN_EXPORT CUresult cuMemExportToShareableHandle(void *ret, CUmemGenericAllocationHandle handle,
+                                                     CUmemAllocationHandleType type,
+                                                     unsigned long long flags)
+{
+    (void)flags;
+    CUresult r = entered("cuMemExportToShareableHandle");
+    int fd = r == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                 ? dup(handle_of(handle)->fd)
+                 : -1;
+    if (fd < 0)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    memcpy(ret, &fd, sizeof fd);
+    return CUDA_SUCCESS;
+}
+
+STANDIN_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret, void *os,
+                                                       CUmemAllocationHandleType type)
+{
+    CUresult r = entered("cuMemImportFromShareableHandle");
+    char link[64] = "", path[64];
+    struct stat st;
+    int fd = (int)(intptr_t)os;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &st) != 0 ||
+        readlink(path, link, sizeof link - 1) < 0 || strstr(link, "standin-vmm") == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    int copy = dup(fd);
+    return copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY
+                    : handle_new(copy, standin_current_device(), (size_t)st.st_size, ret);
+}
+
+/* The address comes with the mapping, but callers want it before: a range is reserved by mapping
+ * nothing there, and cuMemMap puts the file into it. */
+STANDIN_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ret, size_t bytes, size_t alignment,
+                                            CUdeviceptr address, unsigned long long flags)
+{
+    (void)alignment, (void)address, (void)flags;
+    CUresult r = entered("cuMemAddressReserve");
+    if (r != CUDA_SUCCESS)
+        return r;
+    void *p = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&mutex);
+    r = CUDA_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < MAX_RESERVATIONS && r != CUDA_SUCCESS; i++)
+        if (reservations[i].base == NULL) {
+            reservations[i] = (struct reservation){p, bytes, false};
+            r = CUDA_SUCCESS;
+        }
+    pthread_mutex_unlock(&mutex);
+    *ret = (CUdeviceptr)(uintptr_t)p;
+    return r;
+}
+
+static struct reservation *reservation_of(CUdeviceptr p)
+{
+    for (int i = 0; i < MAX_RESERVATIONS; i++)
+        if (reservations[i].base == (char *)(uintptr_t)p)
+            return &reservations[i];
+    return NULL;
+}
+
+STANDIN_EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
+                                 CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    (void)flags;
+    CUresult r = entered("cuMemMap");
+    pthread_mutex_lock(&mutex);
+    struct reservation *v = reservation_of(p);
+    struct handle *h = handle_of(handle);
+    if (r == CUDA_SUCCESS &&
+        (v == NULL || v->mapped || offset != 0 || bytes > v->bytes || bytes > h->bytes))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS && standin_map_at(h->device, dup(h->fd), bytes, v->base) != 0)
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    if (r == CUDA_SUCCESS)
+        v->mapped = true;
+    pthread_mutex_unlock(&mutex);
+    return r;
+}
+
+/* Rights are given to the device named; until then, no access: left to the caller's care here. */
+STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access,
+                                       size_t n)
+{
+    (void)bytes, (void)n;
+    CUresult r = entered("cuMemSetAccess");
+    if (r == CUDA_SUCCESS && access->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        standin_give_memory((void *)(uintptr_t)p, access->location.id);
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
+{
+    CUresult r = entered("cuMemUnmap");
+    (void)bytes;
+    pthread_mutex_lock(&mutex);
+    struct reservation *v = reservation_of(p);
+    if (r == CUDA_SUCCESS && (v == NULL || !v->mapped))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS) {
+        (void)standin_unmap_memory(v->base);
+        v->mapped = false;
+        /* the range stays reserved */
+        (void)mmap(v->base, v->bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
+    pthread_mutex_unlock(&mutex);
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
+{
+    CUresult r = entered("cuMemAddressFree");
+    pthread_mutex_lock(&mutex);
+    struct reservation *v = reservation_of(p);
+    if (r == CUDA_SUCCESS && (v == NULL || v->mapped || bytes != v->bytes))
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS) {
+        (void)munmap(v->base, v->bytes);
+        v->base = NULL;
+    }
+    pthread_mutex_unlock(&mutex);
+    return r;
+}

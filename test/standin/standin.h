@@ -1,0 +1,85 @@
+/* The stand-in for machines without a GPU: what its four libraries share.
+ *
+ * libcudart.so.13, libcuda.so.1, libnvidia-ml.so.1 and libnccl.so.2 of this folder have the sonames
+ * and the symbols of the real ones, as far as reshard calls them, and run on the CPU. The programs
+ * under test are the same binaries: only LD_LIBRARY_PATH differs. Results on it say nothing about
+ * the speed of a GPU, and are called stand-in wherever they appear.
+ *
+ * What it is strict about, so that mistakes show:
+ * - Memory of a device can't be touched by the CPU: its pages are there without any right, the
+ *   library works on a second mapping of the same file. New memory is full of 0xCD.
+ * - A kernel or copy that touches memory which the device can't reach (pageable, freed, another
+ *   device's without peer access) fails as an illegal address, sticky, as on a GPU.
+ * - Streams are threads that start each operation after a random delay: a missing event shows.
+ * - A host function that calls the runtime gets an error; operations are lost after a sticky error.
+ * - NCCL: a send ends when its receive has taken it; groups in another order hang; a dead peer is
+ *   silence.
+ *
+ * Environment:
+ *   STANDIN_DEVICES=2        how many devices
+ *   STANDIN_MEMORY=1073741824 bytes of each
+ *   STANDIN_SEED=1           of delays (0: none), STANDIN_DELAY_US=200 the longest
+ *   STANDIN_PEER=1           0: devices have no peer access
+ *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
+ *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group) fails when it runs, sticky
+ *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)
+ *   STANDIN_COUNTERS=FILE    counters are kept in this file, a struct standin_counters, shared by all
+ *                            processes that name it */
+#ifndef RS_TEST_STANDIN_H
+#define RS_TEST_STANDIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define STANDIN_EXPORT __attribute__((visibility("default")))
+
+enum { STANDIN_MAX_DEVICES = 16 };
+
+struct standin_device_counters {
+    uint64_t launches, tasks;      /* kernels; boxes in them */
+    uint64_t copies, copied_bytes; /* copy engine */
+    uint64_t sets, host_functions;
+    uint64_t groups, messages; /* NCCL; messages are sends and receives */
+    uint64_t sent_bytes, received_bytes;
+    uint64_t allocated_bytes, open_handles; /* now, IPC and VMM mappings included in handles only */
+};
+
+struct standin_counters {
+    struct standin_device_counters device[STANDIN_MAX_DEVICES];
+};
+
+/* Never NULL. */
+STANDIN_EXPORT struct standin_device_counters *standin_count(int device);
+
+/* The n-th call of `name`: the code that STANDIN_FAIL wants, or 0. Hangs where STANDIN_HANG says so. */
+STANDIN_EXPORT int standin_call(const char *name, int default_code);
+/* The same for operations as they run: STANDIN_ASYNC. A hang ends when *stop gets true (NULL: never). */
+STANDIN_EXPORT int standin_operation(const char *name, int default_code, const volatile bool *stop);
+
+/* A number of the environment. */
+STANDIN_EXPORT uint64_t standin_number(const char *name, uint64_t otherwise);
+/* Seeded by STANDIN_SEED and the process's own number of the call; 0 for ever where the seed is 0. */
+STANDIN_EXPORT uint64_t standin_random(void);
+
+/* --- for the other libraries ------------------------------------------------------------------- */
+
+struct CUstream_st;
+/* Enqueues fn(arg) as an operation of the stream: NCCL's groups. fn returns 0 or a CUDA error, which
+ * sticks. RS: a CUDA error. */
+STANDIN_EXPORT int standin_enqueue(struct CUstream_st *stream, const char *name,
+                                   int (*fn)(void *arg), void *arg);
+STANDIN_EXPORT int standin_stream_device(struct CUstream_st *stream);
+STANDIN_EXPORT int standin_current_device(void);
+/* Where the library can touch what a device calls `p`: n bytes; NULL: that device can't reach them. */
+STANDIN_EXPORT void *standin_reach(int device, const void *p, size_t n_bytes);
+/* Memory of a device out of a file that others may map: takes fd. Address in *ret. */
+STANDIN_EXPORT int standin_map_memory(int device, int fd, size_t n_bytes, void **ret);
+/* The same at a given address (what is there is replaced); no device reaches it until it is given one. */
+STANDIN_EXPORT int standin_map_at(int device, int fd, size_t n_bytes, void *at);
+STANDIN_EXPORT void standin_give_memory(void *p, int device);
+STANDIN_EXPORT int standin_unmap_memory(void *p);
+/* The file behind an allocation that begins at p, or -1. */
+STANDIN_EXPORT int standin_file_of(const void *p, size_t *ret_bytes);
+
+#endif
