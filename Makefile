@@ -91,7 +91,9 @@ LIBS_kernels += $(CUDA_LIBS)
 LIBS_transport += -ldl
 LIBS_device += -ldl
 $(patsubst %.c,$(BUILD)/obj/%.o,$(CUDA_ONLY)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include
+$(BUILD)/obj/daemon/device/device.o: CFLAGS_ALL += -DRS_CUDA
 endif
+$(BUILD)/obj/daemon/device/device.o: $(CUDA_STAMP)
 
 src_of  = $(filter-out $(if $(filter 1,$(CUDA)),,$(CUDA_ONLY)),$(wildcard daemon/$(1)/*.c)) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))
@@ -165,6 +167,32 @@ $(1): $(BUILD)/obj/test/unit/$(notdir $(1)).o $(call libs,$(call folder_of,$(1))
 endef
 $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 
+# --- the stand-in for a GPU: libraries with the sonames of CUDA, NVML and NCCL that run on the CPU (test/standin/standin.h) ----
+# $(BUILD)/standin/standin_X runs $(BUILD)/test/test_X on it: the same program, another library path. Without nvcc each counts
+# as skipped.
+STANDIN := $(BUILD)/standin
+STANDIN_TESTS := device
+ifeq ($(CUDA),1)
+STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
+STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
+    kernels/kernels_scale.c daemon/base/err.c
+STANDIN_LIBS := $(addprefix $(STANDIN)/,libcudart.so.13 libcuda.so.1)
+$(STANDIN)/libcudart.so.13: $(STANDIN_RT) test/standin/cudart.map
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -Wl,--version-script=test/standin/cudart.map -o $@ \
+	    $(filter %.c,$(STANDIN_RT))
+$(STANDIN)/libcuda.so.1: test/standin/driver.c $(STANDIN)/libcudart.so.13
+	$(Q)$(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -o $@ $^
+$(STANDIN)/standin_%: $(BUILD)/test/test_% $(STANDIN_LIBS)
+	@mkdir -p $(@D)
+	$(Q)printf '#!/bin/sh\nLD_LIBRARY_PATH=%s TEST_DEVICE=cuda exec %s "$$@"\n' $(abspath $(STANDIN)) $(abspath $<) >$@ && chmod +x $@
+else
+$(STANDIN)/standin_%:
+	@mkdir -p $(@D)
+	@printf '#!/bin/sh\necho "no nvcc: not run on the stand-in"; echo "0 passed, 0 failed, 1 skipped"\n' >$@ && chmod +x $@
+endif
+STANDIN_PROGRAMS := $(addprefix $(STANDIN)/standin_,$(STANDIN_TESTS))
+
 # --- benchmarks and fuzzers: test/bench/bench_FOLDER.c, test/fuzz/fuzz_SUBJECT.c ---------------------
 # A benchmark links as a unit test of its folder does. A fuzzer is clang's libFuzzer with ASan and UBSan; its folder is
 # named in FUZZ_SUBJECT, its corpus is test/fuzz/corpus/SUBJECT.
@@ -236,8 +264,8 @@ check: deps
 	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	scripts/sum-tally $(TALLY) $$failed
 
-check-unit: $(UNIT)
-	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" $(foreach t,$(UNIT),-- $(t))
+check-unit: $(UNIT) $(STANDIN_PROGRAMS)
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" $(foreach t,$(UNIT) $(STANDIN_PROGRAMS),-- $(t))
 
 check-asan:
 	@$(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,asan) \
