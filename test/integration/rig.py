@@ -75,11 +75,13 @@ class Daemon:
                                 for s, keys in self.settings.items()))
         return path
 
+    def argv(self):
+        return [BUILD / "reshardd", "--config", self.write_config()]
+
     def start(self, wait="data plane serves"):
         read, write = os.pipe()
         self.lines = []
-        self.process = subprocess.Popen([BUILD / "reshardd", "--config", self.write_config()], stderr=write,
-                                        stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self.argv(), stderr=write, stdin=subprocess.DEVNULL)
         os.close(write)
         threading.Thread(target=self._read_log, args=(read, self.lines), daemon=True).start()
         if wait:
