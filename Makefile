@@ -218,6 +218,7 @@ bench: deps
 FUZZ_layout_json := layout
 FUZZ_topology    := topology
 FUZZ_binding     := memory
+FUZZ_netaddr     := base
 FUZZ_peer        := peer
 FUZZ_program     := plan
 FUZZ_request     := service

@@ -4,8 +4,11 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -478,6 +481,60 @@ START_TEST(a_stop_waits_for_no_stranger)
 }
 END_TEST
 
+/* --- a cut link ------------------------------------------------------------------------------- */
+
+/* 1 s to the ping, 2 s for its answer, and a busy machine. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define MOST_NS 7000000000ULL
+#else
+#define MOST_NS 4000000000ULL
+#endif
+
+static bool set_loopback(bool up)
+{
+    struct ifreq r = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool done = fd >= 0 && ioctl(fd, SIOCGIFFLAGS, &r) == 0;
+    r.ifr_flags = (short)(up ? r.ifr_flags | IFF_UP : r.ifr_flags & ~IFF_UP);
+    done = done && ioctl(fd, SIOCSIFFLAGS, &r) == 0;
+    (void)close(fd);
+    return done;
+}
+
+/* In a network of its own, whose only link goes down: no packet, no reset, as a pulled cable. */
+START_TEST(a_cut_link_shows_at_both_ends_and_heals)
+{
+    struct secure s = {0};
+    struct heard watch = {0}, after = {0};
+    if (unshare(CLONE_NEWNET) != 0 || !set_loopback(true)) {
+        printf("skipped: a network namespace is not permitted here\n");
+        return;
+    }
+    secure_open(&s, false);
+    linked_connect(&s.p);
+    linked_until(&s.p, &s.p.n_up, 1);
+    call_ask(&s.p, &watch, T "Watch", "x", 1);
+    linked_until(&s.p, &s.p.service.seen.n_messages, 1);
+    ck_assert(set_loopback(false));
+    uint64_t cut = clock_mono_ns();
+    linked_until(&s.p, &s.p.n_down, 1);
+    uint64_t link = clock_mono_ns() - cut;
+    call_await_end(&watch, RS_EUNAVAIL);
+    linked_until(&s.p, &s.p.service.seen.n_ended, 1);
+    uint64_t server = clock_mono_ns() - cut;
+    printf("cut link: the link saw it after %.0f ms, the server within %.0f ms\n",
+           (double)link / 1e6, (double)server / 1e6);
+    ck_assert_uint_lt(link, MOST_NS);
+    ck_assert_uint_lt(server, MOST_NS);
+    ck_assert(set_loopback(true));
+    linked_until(&s.p, &s.p.n_up, 2);
+    call_ask(&s.p, &after, T "Who", "x", 1);
+    call_await_end(&after, 0);
+    ck_assert_str_eq(after.last, "2 0 0 0 n1");
+    secure_close(&s);
+}
+END_TEST
+
 /* --- the blocking channel --------------------------------------------------------------------- */
 
 START_TEST(a_blocking_channel_takes_tls_too)
@@ -810,6 +867,7 @@ END_TEST
     X(a_reader_that_does_not_read_is_cut_off_over_tls_too)                                         \
     X(a_stop_says_goodbye_through_the_relay)                                                       \
     X(a_stop_waits_for_no_stranger)                                                                \
+    X(a_cut_link_shows_at_both_ends_and_heals)                                                     \
     X(a_blocking_channel_takes_tls_too)                                                            \
     X(bad_files_are_named_with_their_fault_and_remedy)                                             \
     X(server_and_link_say_so_at_their_start)                                                       \
