@@ -74,10 +74,11 @@ struct attempt {
      * sent or copied; whether a part was left out as held (then the fingerprint is not whole). */
     uint64_t *item_left, *item_print;
     uint8_t *item_skipped;
-    uint8_t *message_skip; /* per message: both ends leave it out; NULL: none */
-    uint64_t *hold_prints; /* per hold: the answer's table */
-    uint8_t *hold_state;   /* enum hold_state */
-    uint64_t *cell_prints; /* per cell, of a source hold of this node */
+    uint8_t *item_needless;  /* per item of a stream: both ends leave it out; NULL: none is */
+    uint64_t *message_bytes; /* per message: without such items; NULL: as planned */
+    uint64_t *hold_prints;   /* per hold: the answer's table */
+    uint8_t *hold_state;     /* enum hold_state */
+    uint64_t *cell_prints;   /* per cell, of a source hold of this node */
     uint8_t *cell_known;
 
     struct copier *copiers;

@@ -284,36 +284,38 @@ struct stream_at {
     uint64_t begin; /* of that item in the stream */
 };
 
-/* True where every item with bytes in [begin, end) of the stream is flagged. */
-static bool range_flagged(const struct program *p, const uint8_t *flags,
-                          const struct program_stream *s, struct stream_at *at, uint64_t begin,
-                          uint64_t end)
+/* Bytes in [begin, end) of the stream that are of items without a flag. */
+static uint64_t bytes_needed(const struct program *p, const uint8_t *flags,
+                             const struct program_stream *s, struct stream_at *at, uint64_t begin,
+                             uint64_t end)
 {
-    bool all = true;
+    uint64_t needed = 0;
     for (; at->item < s->first_item + s->n_items && at->begin < end; at->item++) {
         uint64_t bytes = program_cell_bytes(p, p->items[at->item].cell);
-        if (at->begin + bytes > begin && bytes > 0 && flags[at->item] == 0)
-            all = false;
+        uint64_t from = at->begin > begin ? at->begin : begin;
+        uint64_t to = at->begin + bytes < end ? at->begin + bytes : end;
+        if (flags[at->item] == 0 && to > from)
+            needed += to - from;
         if (at->begin + bytes > end)
             break; /* the next message begins in this item */
         at->begin += bytes;
     }
-    return all;
+    return needed;
 }
 
-static void mark_skipped(struct attempt *a, const uint8_t *flags, struct stream_at *at)
+static void shorten_messages(struct attempt *a, struct stream_at *at)
 {
     const struct program *p = &a->program;
     for (uint32_t s = 0; s < p->n_streams; s++)
         at[s].item = p->streams[s].first_item;
     for (uint32_t i = 0; i < p->n_messages; i++) {
         const struct program_message *m = &p->messages[i];
-        a->message_skip[i] =
-            range_flagged(p, flags, &p->streams[m->stream], &at[m->stream], m->begin, m->end);
+        a->message_bytes[i] = bytes_needed(p, a->item_needless, &p->streams[m->stream],
+                                           &at[m->stream], m->begin, m->end);
     }
 }
 
-/* A message is left out at both ends where its takers hold all of it. The sender looks at the
+/* What all takers of an item hold is left out of its message at both ends. The sender looks at the
  * receiver's stream, or at what the receiver's node told of it. */
 static int skip_held(struct attempt *a, const struct skips *skips, struct err *e)
 {
@@ -321,22 +323,21 @@ static int skip_held(struct attempt *a, const struct skips *skips, struct err *e
     uint32_t *partner = mem_calloc(p->n_streams, sizeof(*partner));
     struct stream_at *at = mem_calloc(p->n_streams, sizeof(*at));
     struct stream_order *sorted = mem_calloc(p->n_streams, sizeof(*sorted));
-    uint8_t *flags = mem_zalloc(p->n_items);
-    a->message_skip = mem_zalloc(p->n_messages);
-    int r =
-        partner == NULL || at == NULL || sorted == NULL || flags == NULL || a->message_skip == NULL
-            ? err_set(e, RS_ENOMEM, "out of memory")
-            : 0;
+    a->item_needless = mem_zalloc(p->n_items);
+    a->message_bytes = mem_calloc(p->n_messages, sizeof(*a->message_bytes));
+    int r = partner == NULL || at == NULL || sorted == NULL || a->item_needless == NULL ||
+                    a->message_bytes == NULL
+                ? err_set(e, RS_ENOMEM, "out of memory")
+                : 0;
     if (r == 0 && p->n_streams > 0) {
         find_partners(p, sorted, partner);
-        r = flag_items(a, skips, partner, flags, e);
+        r = flag_items(a, skips, partner, a->item_needless, e);
     }
     if (r == 0)
-        mark_skipped(a, flags, at);
+        shorten_messages(a, at);
     mem_free(partner);
     mem_free(at);
     mem_free(sorted);
-    mem_free(flags);
     return r;
 }
 
@@ -516,7 +517,8 @@ void attempt_close(struct attempt *a)
     mem_free(a->item_left);
     mem_free(a->item_print);
     mem_free(a->item_skipped);
-    mem_free(a->message_skip);
+    mem_free(a->item_needless);
+    mem_free(a->message_bytes);
     mem_free(a->hold_prints);
     mem_free(a->hold_state);
     mem_free(a->cell_prints);

@@ -28,6 +28,12 @@ static uint32_t element_bytes(const struct lane *l, uint32_t item)
     return dtype_bytes(p->cells[p->items[item].cell].wire);
 }
 
+/* Nothing of it is in the stream's messages. */
+static bool left_out(const struct lane *l, uint32_t item)
+{
+    return l->attempt->item_needless != NULL && l->attempt->item_needless[item] != 0;
+}
+
 /* The piece of a span at byte `at`; false at its end. */
 static bool piece_next(const struct lane *l, const struct lane_span *s, struct piece *x)
 {
@@ -36,7 +42,7 @@ static bool piece_next(const struct lane *l, const struct lane_span *s, struct p
     uint64_t offset = x->at == 0 ? s->offset : 0;
     x->item = x->at == 0 ? s->item : x->item + 1;
     uint64_t all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
-    while (all == 0 || offset == all) { /* empty cells are nothing in a stream */
+    while (all == 0 || offset == all || left_out(l, x->item)) { /* empty cells are nothing, too */
         x->item++;
         offset = 0;
         all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
@@ -102,10 +108,11 @@ static void choose_direct(const struct lane *l, struct lane_message *m)
 }
 
 /* Moves the stream's cursor over the message's bytes. */
-static void take_span(struct lane *l, const struct program_message *m, struct lane_span *ret)
+static void take_span(struct lane *l, const struct program_message *m, uint64_t bytes,
+                      struct lane_span *ret)
 {
     struct lane_span *c = &l->cursors[m->stream];
-    *ret = (struct lane_span){c->item, c->offset, m->end - m->begin};
+    *ret = (struct lane_span){c->item, c->offset, bytes};
     piece_foreach(l, ret, x)
     {
         c->item = x.item;
@@ -208,13 +215,11 @@ static void leave_marks(struct lane *l, const struct lane_group *g, const struct
     }
 }
 
-static void skip_message(struct lane *l, const struct lane_message *m)
+static uint64_t message_bytes(const struct lane *l, uint32_t message)
 {
-    piece_foreach(l, &m->span, x)
-    {
-        l->attempt->item_skipped[x.item] = 1;
-        attempt_item_done(l->attempt, x.item, x.end - x.begin);
-    }
+    const struct program_message *m = &program_of(l)->messages[message];
+    return l->attempt->message_bytes != NULL ? l->attempt->message_bytes[message]
+                                             : m->end - m->begin;
 }
 
 static void add_message(struct lane *l, struct lane_group *g)
@@ -222,16 +227,17 @@ static void add_message(struct lane *l, struct lane_group *g)
     const struct program *p = program_of(l);
     const struct program_message *pm = &p->messages[l->next];
     struct lane_message *m = &g->messages[g->n];
+    uint64_t bytes = message_bytes(l, l->next);
+    if (bytes == 0) { /* at both ends */
+        l->next++;
+        return;
+    }
     *m = (struct lane_message){.message = l->next,
                                .slot = LANE_NO_SLOT,
                                .place = PROGRAM_NONE,
                                .send = p->streams[pm->stream].send != 0};
-    take_span(l, pm, &m->span);
+    take_span(l, pm, bytes, &m->span);
     l->next++;
-    if (l->attempt->message_skip != NULL && l->attempt->message_skip[m->message] != 0) {
-        skip_message(l, m);
-        return;
-    }
     choose_direct(l, m);
     g->n_staged += m->staged ? 1 : 0;
     g->n++;

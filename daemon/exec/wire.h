@@ -164,8 +164,8 @@ struct wire_publish {
  *               streams that their receivers need not. Made on each receiving node, by skips_encode
  *               from its own program and held table; the blobs of several nodes may be put one
  *               behind the other, and a node ignores what is about streams that it does not send.
- *               Both ends leave out the same messages: those all of whose items are marked. Where
- *               one end was told and the other was not, the attempt fails (RS_EPROTO); nothing
+ *               Both ends leave the marked items out of their messages, and messages of nothing
+ *               else altogether. Where one end was told and the other was not, the attempt fails (RS_EPROTO); nothing
  *               lands where it should not.
  *
  * With peers, PREPARED comes once all outgoing connections stand (tried again until the deadline,

@@ -211,8 +211,8 @@ bool tcp_conn_write(struct tcp_conn *c);
 void tcp_conn_keep_alive(struct tcp_conn *c, uint64_t now);
 /* The message's buffer is touched no more by this connection. */
 void tcp_conn_withdraw(struct tcp_conn *c, const struct tcp_message *m);
-/* Closes a connection whose other end is gone. */
-void tcp_conn_probe(struct tcp_conn *c);
+/* Before the next attempt: closes a connection whose other end is gone, or has not let it in. */
+void tcp_conn_renew(struct tcp_conn *c);
 
 /* --- tcp_link.c --- */
 /* The link of `port` to or from `peer`, made if need be. NULL: no memory. Any thread. */

@@ -88,20 +88,6 @@ static void fail_errno(struct tcp_conn *c, const char *what)
     tcp_conn_close(c);
 }
 
-void tcp_conn_probe(struct tcp_conn *c)
-{
-    uint8_t byte;
-    if (c->fd < 0)
-        return;
-    if (c->hung) {
-        tcp_conn_close(c);
-        return;
-    }
-    ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
-        tcp_conn_close(c);
-}
-
 void tcp_conn_withdraw(struct tcp_conn *c, const struct tcp_message *m)
 {
     if (c->in.message == m) {
@@ -491,4 +477,24 @@ bool tcp_conn_read(struct tcp_conn *c)
     else
         received_some(c, (size_t)n);
     return true;
+}
+
+/* --- between attempts ------------------------------------------------------------------------- */
+
+static bool is_gone(const struct tcp_conn *c)
+{
+    uint8_t byte;
+    ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return c->hung || n == 0 ||
+           (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+void tcp_conn_renew(struct tcp_conn *c)
+{
+    const struct tcp_link *l = c->link;
+    bool remote = tcp_of(c)->peers[l->peer].port == NULL;
+    while (l->out && remote && tcp_conn_read(c))
+        ; /* its WELCOME may be there */
+    if (c->fd >= 0 && (is_gone(c) || (l->out && remote && !c->welcome)))
+        tcp_conn_close(c);
 }

@@ -194,6 +194,12 @@ static const char *judge(struct tcp *t, const struct tcp_hello *h, int fd)
     return why;
 }
 
+/* Local devices connect when they need to: such a hello may be heard in the next attempt only. */
+static bool from_here(const struct tcp *t, const struct tcp_hello *h)
+{
+    return h->from < t->n_devices && t->peers[h->from].port != NULL;
+}
+
 enum tcp_answer tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd, const char **ret_why)
 {
     uint64_t attempt = atomic_load(&t->attempt);
@@ -201,7 +207,7 @@ enum tcp_answer tcp_admit(struct tcp *t, const struct tcp_hello *h, int fd, cons
         return TCP_NOT_MINE;
     if (h->epoch > t->base.epoch || (h->epoch == t->base.epoch && h->attempt > attempt))
         return TCP_NOT_YET;
-    if (h->epoch < t->base.epoch || h->attempt < attempt)
+    if (h->epoch < t->base.epoch || (h->attempt < attempt && !from_here(t, h)))
         *ret_why = "its attempt is over";
     else
         *ret_why = judge(t, h, fd);
@@ -427,7 +433,7 @@ static void renew(struct tcp_port *port)
         l->lost = false;
         l->why[0] = '\0';
         for (uint32_t s = 0; s < TRANSPORT_TCP_MAX_STREAMS; s++)
-            tcp_conn_probe(&l->conns[s]);
+            tcp_conn_renew(&l->conns[s]);
     }
     (void)pthread_mutex_unlock(&port->io);
 }

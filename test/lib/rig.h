@@ -1,7 +1,8 @@
 /* Drives a data plane as the control process does: a real socket pair, memfds, plans of the real
  * planner. For tests and benchmarks of exec; include it in one .c only.
  *
- * One simulated node; each device has the domain that the test gives it. Every rank is a worker
+ * One node's data plane; all devices are its own, unless the test says of which node each is, and
+ * which node this is. Each device has the domain that the test gives it. Every rank is a worker
  * with its memory in a memfd. Pieces are laid out by the rig itself, so that what lands is checked
  * through addresses that the code under test had no part in. */
 #ifndef RS_TEST_RIG_H
@@ -69,7 +70,9 @@ struct rig_worker {
 struct rig_options {
     uint32_t n_devices;
     uint32_t domain[RIG_MAX_DEVICES];
-    struct wire_hello hello; /* n_devices is filled in */
+    uint32_t node_of[RIG_MAX_DEVICES]; /* of each device */
+    uint32_t node;                     /* whose data plane this is */
+    struct wire_hello hello;           /* n_devices is filled in */
     struct plan_options plan;
     bool fused;   /* random gaps and splits in the workers' memory */
     bool shadow;  /* destinations receive into shadow memory */
@@ -87,7 +90,8 @@ struct rig {
     uint64_t request, attempt, version;
     struct topology topology;
     struct device_place devices[RIG_MAX_DEVICES];
-    char *names[RIG_MAX_DEVICES + 1];
+    char *nodes[RIG_MAX_DEVICES], *domains[RIG_MAX_DEVICES];
+    char texts[2 * RIG_MAX_DEVICES][8];
     struct layout *layouts[1 + RIG_MAX_LAYOUTS];
     int32_t *rank_device[1 + RIG_MAX_LAYOUTS];
     uint32_t n_layouts; /* destinations */
@@ -99,6 +103,11 @@ struct rig {
     struct wire_packet *packet; /* the last answer */
     struct wire_progress progress;
     uint32_t n_progress;
+    uint64_t epoch;     /* 1, until the test counts it up */
+    uint16_t data_port; /* of READY */
+    /* Further parts of the next PREPAREs, where not empty. */
+    struct buf peers, skips;
+    uint64_t deadline_ns;
     bool refused, gone; /* lenient: something was refused; the data plane has gone */
 };
 
@@ -278,7 +287,7 @@ static inline struct wire_header rig_header(struct rig *r, uint32_t type, uint64
                                 .incarnation = 11,
                                 .request = ++r->request,
                                 .model = RIG_MODEL,
-                                .epoch = 1,
+                                .epoch = r->epoch,
                                 .attempt = r->attempt,
                                 .version = r->version,
                                 .worker = worker};
@@ -420,6 +429,21 @@ static inline void rig_bind(struct rig *r, struct rig_worker *w, unsigned memory
     free(dtypes);
 }
 
+/* A device's number on its own node. */
+static inline uint32_t rig_local(const struct rig *r, uint32_t device)
+{
+    uint32_t local = 0;
+    for (uint32_t d = 0; d < device; d++)
+        local += r->o.node_of[d] == r->o.node_of[device] ? 1 : 0;
+    return local;
+}
+
+static inline bool rig_has_rank(const struct rig *r, uint32_t layout, uint32_t rank)
+{
+    int32_t device = r->rank_device[layout][rank];
+    return device >= 0 && r->o.node_of[device] == r->o.node;
+}
+
 static inline void rig_attach(struct rig *r, uint32_t layout, uint32_t rank, uint64_t *seed)
 {
     struct rig_worker *w = &r->workers[r->n_workers];
@@ -427,7 +451,7 @@ static inline void rig_attach(struct rig *r, uint32_t layout, uint32_t rank, uin
     w->id = 100 + r->n_workers++;
     w->layout = layout;
     w->rank = rank;
-    w->device = (uint32_t)r->rank_device[layout][rank];
+    w->device = rig_local(r, (uint32_t)r->rank_device[layout][rank]);
     w->shadow = layout != 0 && r->o.shadow;
     for (unsigned m = 0; m < (w->shadow ? 2U : 1U); m++) {
         rig_allocate(&w->memory[m], r->layouts[layout], rank, r->o.fused, seed);
@@ -465,32 +489,38 @@ static inline void rig_spawn(struct rig *r)
 static inline void rig_hello(struct rig *r)
 {
     struct wire_hello h = r->o.hello;
-    h.n_devices = r->o.n_devices;
+    struct wire_ready ready = {0};
+    h.n_devices = 0;
+    for (uint32_t d = 0; d < r->o.n_devices; d++)
+        h.n_devices += r->o.node_of[d] == r->o.node ? 1 : 0;
     if (h.ring_slots == 0)
         h.ring_slots = r->o.plan.ring_slots;
     if (h.slot_bytes == 0)
         h.slot_bytes = r->o.plan.chunk_bytes;
     memcpy(h.backend, "host", 5);
     rig_expect(r, rig_send(r, WIRE_HELLO, 0, &h, sizeof(h), NULL, 0, NULL, 0), WIRE_READY);
+    if (!r->refused && !r->gone && r->packet->header.body_bytes == sizeof(ready))
+        memcpy(&ready, r->packet->body, sizeof(ready));
+    r->data_port = ready.data_port;
 }
 
 static inline void rig_topology(struct rig *r)
 {
-    static char node[] = "n0";
-    static char domains[RIG_MAX_DEVICES][8];
-    uint32_t n_domains = 0;
+    uint32_t n_domains = 0, n_nodes = 0;
     for (uint32_t i = 0; i < r->o.n_devices; i++) {
-        r->devices[i] = (struct device_place){0, i, r->o.domain[i]};
+        r->devices[i] = (struct device_place){r->o.node_of[i], rig_local(r, i), r->o.domain[i]};
         n_domains = r->o.domain[i] + 1 > n_domains ? r->o.domain[i] + 1 : n_domains;
+        n_nodes = r->o.node_of[i] + 1 > n_nodes ? r->o.node_of[i] + 1 : n_nodes;
     }
-    r->names[0] = node;
-    for (uint32_t i = 0; i < n_domains; i++) {
-        snprintf(domains[i], sizeof(domains[i]), "d%u", i);
-        r->names[1 + i] = domains[i];
+    for (uint32_t i = 0; i < RIG_MAX_DEVICES; i++) {
+        r->nodes[i] = r->texts[i];
+        r->domains[i] = r->texts[RIG_MAX_DEVICES + i];
+        snprintf(r->nodes[i], sizeof(r->texts[0]), "n%u", i);
+        snprintf(r->domains[i], sizeof(r->texts[0]), "d%u", i);
     }
-    r->topology = (struct topology){.nodes = r->names,
-                                    .n_nodes = 1,
-                                    .domains = r->names + 1,
+    r->topology = (struct topology){.nodes = r->nodes,
+                                    .n_nodes = n_nodes,
+                                    .domains = r->domains,
                                     .n_domains = n_domains,
                                     .devices = r->devices,
                                     .n_devices = r->o.n_devices,
@@ -520,12 +550,15 @@ static inline void rig_open(struct rig *r)
                                .options = r->o.plan};
     rig_assert_msg(plan_make(&input, &r->plan, &e) == 0, "%s", e.text);
     buf_init(&r->encoded);
-    rig_assert_msg(plan_program(r->plan, 0, &r->encoded, &e) == 0, "%s", e.text);
+    rig_assert_msg(plan_program(r->plan, r->o.node, &r->encoded, &e) == 0, "%s", e.text);
     rig_assert_msg(program_open(r->encoded.data, r->encoded.n_bytes, &r->program, &e) == 0, "%s",
                    e.text);
     r->packet = calloc(1, sizeof(*r->packet));
     r->attempt = 0;
     r->version = 1;
+    r->epoch = 1;
+    buf_init(&r->peers);
+    buf_init(&r->skips);
     rig_spawn(r);
     rig_hello(r);
     for (uint32_t l = 0; l <= r->n_layouts; l++)
@@ -533,7 +566,7 @@ static inline void rig_open(struct rig *r)
     r->workers = calloc(n, sizeof(*r->workers));
     for (uint32_t l = 0; l <= r->n_layouts; l++)
         for (uint32_t i = 0; i < r->layouts[l]->n_ranks; i++)
-            if (r->rank_device[l][i] >= 0)
+            if (rig_has_rank(r, l, i))
                 rig_attach(r, l, i, &seed);
 }
 
@@ -570,6 +603,8 @@ static inline void rig_free(struct rig *r)
     wire_packet_close(r->packet);
     free(r->packet);
     buf_close(&r->encoded);
+    buf_close(&r->peers);
+    buf_close(&r->skips);
     plan_free(r->plan);
     for (uint32_t l = 0; l <= r->n_layouts; l++) {
         layout_free(r->layouts[l]);
@@ -611,9 +646,12 @@ static inline int rig_index_fd(struct rig *r)
 
 static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, const uint8_t *held)
 {
-    struct wire_prepare m = {.n_places = r->program.n_places,
+    struct wire_prepare m = {.deadline_ns = r->deadline_ns,
+                             .n_places = r->program.n_places,
                              .verify = verify,
                              .has_held = held != NULL,
+                             .has_peers = r->peers.n_bytes > 0,
+                             .has_skips = r->skips.n_bytes > 0,
                              .n_layouts = r->n_layouts};
     struct wire_place *places = calloc(r->program.n_places + 1, sizeof(*places));
     for (uint32_t i = 0; i < r->program.n_places; i++) {
@@ -624,16 +662,20 @@ static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, 
         places[i].worker = rig_worker(r, layout, p->rank)->id;
         places[i].memory = layout == 0 ? WIRE_LIVE : rig_target(r);
     }
-    int fds[3] = {wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL), rig_index_fd(r),
-                  -1};
+    uint32_t n = 2;
+    int fds[WIRE_MAX_FDS] = {wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL),
+                             rig_index_fd(r)};
     if (held != NULL)
-        fds[2] = wire_memfd("held", held, r->program.n_holds, NULL);
+        fds[n++] = wire_memfd("held", held, r->program.n_holds, NULL);
+    if (m.has_peers)
+        fds[n++] = wire_memfd("peers", r->peers.data, r->peers.n_bytes, NULL);
+    if (m.has_skips)
+        fds[n++] = wire_memfd("skips", r->skips.data, r->skips.n_bytes, NULL);
     memset(&r->progress, 0, sizeof(r->progress));
     uint64_t request = rig_send(r, WIRE_PREPARE, 0, &m, sizeof(m), places,
-                                r->program.n_places * sizeof(*places), fds, held != NULL ? 3 : 2);
-    for (int i = 0; i < 3; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+                                r->program.n_places * sizeof(*places), fds, n);
+    for (uint32_t i = 0; i < n; i++)
+        close(fds[i]);
     free(places);
     return request;
 }
