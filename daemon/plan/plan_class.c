@@ -513,10 +513,11 @@ static bool has_elements(const struct tensor *t)
 
 static int count_bytes(struct builder *b, const struct tensor *t, enum dtype wire)
 {
-    uint64_t n =
-        dtype_bytes(wire) > dtype_bytes(t->dtype) ? dtype_bytes(wire) : dtype_bytes(t->dtype);
+    uint64_t elements = 1, out = dtype_bytes(wire), in = dtype_bytes(t->dtype);
     for (uint8_t d = 0; d < t->n_dims; d++)
-        n *= t->shape[d];
+        elements *= t->shape[d];
+    b->p->totals.logical_bytes += elements * out;
+    uint64_t n = elements * (out > in ? out : in);
     if (n > INT64_MAX / 64 || (b->total_bytes += n) > INT64_MAX / 64)
         return err_set(b->e, RS_EEXHAUSTED, "the tensors have more than 2^57 bytes in all");
     return 0;
@@ -538,8 +539,8 @@ static int add_tensor(struct builder *b, uint32_t tensor)
         if (b->at[l] == NULL)
             continue;
         enum dtype wire = b->at[l]->dtype;
-        if (first && (r = count_bytes(b, t, wire)) == 0)
-            b->p->totals.logical_bytes += layout_tensor_bytes(b->at[l]);
+        if (first)
+            r = count_bytes(b, t, wire);
         first = false;
         if (r != 0 || !has_elements(t))
             return r;

@@ -56,7 +56,7 @@ struct timetable {
     struct plan *p;
     uint32_t *child, *sibling; /* per edge: children by first child and next sibling */
     struct lane *lanes;
-    struct sender *senders; /* per port (2 * device + network) */
+    struct sender *senders; /* per port (port_of) */
     struct receiver *receivers;
     struct offers offers;
     unsigned start_shift; /* starts that differ by less than 1 << this count as equal */
@@ -67,9 +67,10 @@ struct timetable {
     uint32_t n_heap;
 };
 
-static uint32_t port_of(uint32_t device, uint8_t tier)
+/* Ports of a tier stand together: most plans use one tier's, or little of the other's. */
+static uint32_t port_of(const struct plan *p, uint32_t device, uint8_t tier)
 {
-    return 2 * device + (tier == TIER_NETWORK);
+    return tier == TIER_NETWORK ? p->topology->n_devices + device : device;
 }
 
 /* --- streams and legs ------------------------------------------------------------------------- */
@@ -393,7 +394,8 @@ static void place(struct timetable *t, uint32_t stream, uint64_t start)
     struct plan_leg *l = &p->legs.at[s->head];
     struct sender *out = &t->senders[s->out];
     struct receiver *in = &t->receivers[s->in];
-    uint64_t took = plan_time(p, (uint8_t)(s->in % 2 == 1 ? TIER_NETWORK : TIER_DOMAIN), l->bytes);
+    uint64_t took = plan_time(
+        p, (uint8_t)(s->in >= p->topology->n_devices ? TIER_NETWORK : TIER_DOMAIN), l->bytes);
     l->start = start;
     out->free = in->free = start + took;
     out->left -= took;
@@ -555,8 +557,8 @@ static void link_ports(struct timetable *t)
         t->lanes[i] = (struct lane){.head = NONE32,
                                     .tail = NONE32,
                                     .offer = NONE32,
-                                    .in = port_of(s->to, s->tier),
-                                    .out = port_of(s->from, s->tier)};
+                                    .in = port_of(p, s->to, s->tier),
+                                    .out = port_of(p, s->from, s->tier)};
         t->receivers[t->lanes[i].in].first_offer++;
     }
     for (uint32_t i = 0; i < n_ports; i++) {
