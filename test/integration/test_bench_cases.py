@@ -4,12 +4,14 @@ against the planner and against a count of elements."""
 import json
 import tempfile
 import unittest
+from unittest import mock
 
 from rig import *
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "test" / "bench"))
+sys.path[:0] = [str(ROOT / "test" / "bench"), str(ROOT / "test" / "bench" / "peers")]
 import cases  # noqa: E402
+import peers  # noqa: E402
 
 ALL = [cases.tp4_to_tp2dp2(1), cases.spread(1), cases.one_to_four(1), cases.mixture(8), cases.small(300),
        cases.growth(50, 2, 2), cases.growth(50, 16, 16)]
@@ -65,6 +67,43 @@ class Cases(unittest.TestCase):
             for _, to, t, (_, _, rows, columns) in case.moves():
                 landed[to, t] = landed.get((to, t), 0) + rows * columns
             self.assertEqual(landed, {(s.rank, s.tensor): s.rows * s.columns for s in case.destination.shards()}, case.name)
+
+
+class Peers(unittest.TestCase):
+    def test_one_that_is_not_there_is_told_with_its_remedy_and_no_error(self):
+        said = []
+        with mock.patch.object(peers, "installed", lambda package: False), mock.patch.object(os, "getuid", lambda: 1000):
+            peers.setup(said.append)
+            for peer in peers.PACKAGES:
+                self.assertIn("scripts/bench --setup", peers.missing(peer))
+        self.assertEqual(len(said), len(peers.PACKAGES))
+        for text, packages in zip(said, peers.PACKAGES.values()):
+            self.assertIn("apt-get install " + " ".join(packages), text)
+
+    def test_one_that_cant_be_installed_is_told_and_no_error(self):
+        said, asked = [], []
+
+        def apt(*args):
+            asked.append(args)
+            return subprocess.CompletedProcess(args, 0 if "--assume-no" in args else 100, "Need to get 7 kB of archives.\n",
+                                               "E: no network")
+
+        with mock.patch.object(peers, "installed", lambda package: False), mock.patch.object(os, "getuid", lambda: 0), \
+                mock.patch.object(peers, "apt", apt):
+            peers.setup(said.append)
+        self.assertIn("Need to get 7 kB", said[0])
+        self.assertIn("E: no network", said[1])
+        self.assertEqual(len(asked), 2 * len(peers.PACKAGES))
+
+    def test_a_wrong_or_a_missing_element_is_a_failure(self):
+        case = ALL[0]
+        n = sum(s.rows * s.columns for s in case.destination.shards())
+        line = '{{"mode": "point-to-point", "seconds": 1.5, "elements": {}, "wrong": {}}}\n'
+        self.assertEqual(peers.seconds(line.format(n, 0), case, ["point-to-point"]), {"point-to-point": 1.5})
+        for text, modes in ((line.format(n, 1), ["point-to-point"]), (line.format(n - 1, 0), ["point-to-point"]),
+                            (line.format(n, 0), ["point-to-point", "gather-broadcast"]), ("", ["point-to-point"])):
+            with self.assertRaises(peers.Failed):
+                peers.seconds(text, case, modes)
 
 
 if __name__ == "__main__":
