@@ -141,6 +141,7 @@ struct rpc_server {
     bool with_tls[MAX_LISTENERS];
     char tls_name[64]; /* gRPC's own listener for TLS, abstract; "": none */
     struct queue relays;
+    uint32_t n_relays;
     uint64_t n_failed_relays;
     uint64_t n_handshakes_before; /* that had failed in the process at the start */
     unsigned n_handles;           /* open */
@@ -702,16 +703,21 @@ static void relay_closed(struct rpc_relay *r, void *arg)
     struct rpc_server *s = arg;
     queue_remove(&r->link);
     mem_free(r);
+    s->n_relays--;
     relays_ended(s);
 }
 
+/* gRPC needs a descriptor for each relay too, and may take it late: those that are still to come can't
+ * be told from those that it has, so all count. */
 static void relay(struct rpc_server *s, int fd, int max_fd)
 {
     struct rpc_relay *r = mem_alloc(sizeof *r);
+    max_fd -= (int)s->n_relays + 1;
     if (r == NULL)
         (void)close(fd);
     else if (rpc_relay_start(r, s->loop, fd, s->tls_name, max_fd, relay_closed, s) == 0) {
         queue_push(&s->relays, &r->link);
+        s->n_relays++;
         return;
     }
     mem_free(r);
