@@ -278,6 +278,9 @@ static bool may_start(struct mem *m, struct mem_group *g)
     if (port->failed != 0)
         g->status = err_set(&g->err, port->failed,
                             "device %u: an earlier group of the attempt failed", g->device);
+    else if (!fence_holds(m->options.fence))
+        g->status = port->failed =
+            err_set(&g->err, RS_EDEADLINE, "device %u: the lease has run out", g->device);
     return g->status == 0;
 }
 

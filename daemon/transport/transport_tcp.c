@@ -226,6 +226,9 @@ static bool may_start(struct tcp_group *g)
     if (port->failed != 0)
         g->status = err_set(&g->err, port->failed,
                             "device %u: an earlier group of the attempt failed", port->device);
+    else if (!fence_holds(port->tcp->options.fence))
+        g->status = port->failed =
+            err_set(&g->err, RS_EDEADLINE, "device %u: the lease has run out", port->device);
     return g->status == 0;
 }
 

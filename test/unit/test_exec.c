@@ -474,6 +474,39 @@ START_TEST(past_its_lease_it_drops_everything)
 }
 END_TEST
 
+/* Each item waits up to 20 ms for its turn, so that most are queued when the lease ends. A few
+ * milliseconds later nothing may change any more, though the queues have not drained. */
+START_TEST(work_that_was_queued_does_not_land_past_the_lease)
+{
+    bool cut_short = false;
+    for (uint64_t seed = 600; seed < 606; seed++) {
+        struct rig r;
+        plain_rig(&r);
+        r.o.domain[2] = 0; /* local copies, too */
+        r.o.domain[3] = 1;
+        r.o.hello.host_seed = seed;
+        r.o.hello.host_max_delay_us = 20000;
+        rig_open(&r);
+        rig_fill_sources(&r, 1);
+        rig_prepare(&r, WIRE_VERIFY_OFF);
+        uint64_t start = rig_send_start(&r);
+        struct wire_lease lease = {.until_ns = clock_mono_ns() + UINT64_C(25000000)};
+        (void)rig_send(&r, WIRE_LEASE, 0, &lease, sizeof(lease), NULL, 0, NULL, 0);
+        while (clock_mono_ns() < lease.until_ns + 3000000)
+            pause_us(500);
+        uint64_t sum = rig_checksum(&r);
+        bool failed = rig_answer(&r, start) == WIRE_FAILED;
+        cut_short = cut_short || failed;
+        if (failed)
+            ck_assert_int_eq(r.packet->header.code, RS_EDEADLINE);
+        rig_abort(&r); /* answered when the queues have drained */
+        ck_assert_uint_eq(rig_checksum(&r), sum);
+        rig_close(&r);
+    }
+    ck_assert(cut_short);
+}
+END_TEST
+
 START_TEST(unbind_waits_for_the_attempt)
 {
     struct rig r;
@@ -733,6 +766,7 @@ END_TEST
     X(after_quiesced_no_byte_lands_and_the_next_attempt_is_clean)                                  \
     X(the_end_of_the_socket_ends_the_process_and_memory_stays)                                     \
     X(past_its_lease_it_drops_everything)                                                          \
+    X(work_that_was_queued_does_not_land_past_the_lease)                                           \
     X(unbind_waits_for_the_attempt)                                                                \
     X(packets_that_make_no_sense_are_answered_and_change_nothing)                                  \
     X(a_message_of_another_attempt_is_refused)                                                     \

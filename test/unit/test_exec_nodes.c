@@ -734,7 +734,7 @@ static void slow_processes(struct cluster *c)
     cluster_foreach(c, r)
     {
         r->o.process = true;
-        r->o.hello.network_bytes_per_s = 200e3;
+        r->o.hello.network_bytes_per_s = 500e3;
         r->o.hello.silence_ms = 400;
     }
     cluster_open(c);

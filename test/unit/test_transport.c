@@ -13,8 +13,12 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "test/lib/transport_nccl_kind.h"
 
 enum { MAX_DEVICES = 8 };
+
+/* Open, unless a test shuts it. */
+static struct fence fence;
 
 /* What a test needs from an implementation: a transport that spans n local devices. */
 struct kind {
@@ -24,7 +28,8 @@ struct kind {
 
 static struct transport *open_mem(struct device *const *devices, uint32_t n, uint64_t seed)
 {
-    struct transport_mem_options options = {.seed = seed, .max_delay_us = seed != 0 ? 300 : 0};
+    struct transport_mem_options options = {
+        .seed = seed, .max_delay_us = seed != 0 ? 300 : 0, .fence = &fence};
     struct transport *t = NULL;
     ck_assert_int_eq(transport_mem_open(devices, n, 7, &options, &t, NULL), 0);
     return t;
@@ -36,7 +41,7 @@ static struct transport *open_tcp_streams(struct device *const *devices, uint32_
 {
     static struct transport_tcp_node *endpoint;
     struct transport_tcp_device all[MAX_DEVICES] = {0};
-    struct transport_tcp_options options = {.streams = streams};
+    struct transport_tcp_options options = {.streams = streams, .fence = &fence};
     struct transport *t = NULL;
     if (endpoint == NULL)
         ck_assert_int_eq(transport_tcp_node_open("127.0.0.1", 0, &endpoint, NULL), 0);
@@ -59,9 +64,22 @@ static struct transport *open_tcp_4(struct device *const *devices, uint32_t n, u
     return open_tcp_streams(devices, n, 4);
 }
 
-static const struct kind kinds[] = {
-    {"mem", open_mem}, {"tcp", open_tcp}, {"tcp, 4 streams", open_tcp_4}};
-enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+/* NCCL on the stand-in comes alone: with TEST_DEVICE=cuda. */
+#if defined(RS_CUDA)
+static struct transport *open_nccl(struct device *const *devices, uint32_t n, uint64_t seed)
+{
+    return test_open_nccl(devices, n, seed, &fence);
+}
+enum { HAS_NCCL = 1 };
+#else
+#define open_nccl NULL
+enum { HAS_NCCL = 0 };
+#endif
+
+static const struct kind all_kinds[] = {
+    {"nccl", open_nccl}, {"mem", open_mem}, {"tcp", open_tcp}, {"tcp, 4 streams", open_tcp_4}};
+#define kinds   (test_on_cuda() ? all_kinds : all_kinds + 1)
+#define N_KINDS (test_on_cuda() ? HAS_NCCL : 3)
 
 /* --- a node of n devices with one stream each ------------------------------------------------- */
 
@@ -74,11 +92,10 @@ struct node {
 
 static void node_devices(struct node *node, uint32_t n)
 {
-    struct device_host_options options = {0};
     memset(node, 0, sizeof(*node));
     node->n = n;
     for (uint32_t i = 0; i < n; i++) {
-        ck_assert_int_eq(device_host_open(i, &options, &node->devices[i], NULL), 0);
+        node->devices[i] = test_device_open(i);
         ck_assert_int_eq(device_stream_new(node->devices[i], "net", &node->streams[i], NULL), 0);
     }
 }
@@ -577,7 +594,128 @@ START_TEST(a_killed_device_falls_silent_and_abort_frees_its_peers)
 }
 END_TEST
 
+/* --- fences ----------------------------------------------------------------------------------- */
+
+/* Holds a stream until the test lets it go. */
+struct gate {
+    pthread_mutex_t mutex;
+};
+
+static void wait_at(void *arg)
+{
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->mutex);
+    pthread_mutex_unlock(&g->mutex);
+}
+
+/* The groups are enqueued while the lease holds, and their turn comes when it is over. */
+static void queued_behind_the_lease(const struct kind *kind)
+{
+    enum { BYTES = 3 << 20, GROUPS = 3 };
+    struct node node;
+    struct gate gate = {PTHREAD_MUTEX_INITIALIZER};
+    uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(GROUPS, BYTES);
+    struct transport_message send = {sent, BYTES, 1, true, true, 0}, receives[GROUPS];
+    struct waited ws[GROUPS], wr[GROUPS];
+    node_open(&node, kind, 2, 0);
+    pthread_mutex_lock(&gate.mutex);
+    for (uint32_t d = 0; d < 2; d++)
+        ck_assert_int_eq(device_call(node.streams[d], wait_at, &gate), 0);
+    for (int i = 0; i < GROUPS; i++) {
+        receives[i] =
+            (struct transport_message){landed + (size_t)i * BYTES, BYTES, 0, false, true, 0};
+        waited_init(&ws[i], &send, 1);
+        waited_init(&wr[i], &receives[i], 1);
+        enqueue(&node, 0, &ws[i]);
+        enqueue(&node, 1, &wr[i]);
+    }
+    fence_prolong(&fence, 1);
+    pthread_mutex_unlock(&gate.mutex);
+    ck_assert_int_eq(waited_status(&wr[0]), RS_EDEADLINE);
+    ck_assert_ptr_nonnull(strstr(wr[0].err.text, "lease"));
+    fence_prolong(&fence, UINT64_MAX); /* too late for what was queued */
+    transport_abort(node.t);
+    for (int i = 0; i < GROUPS; i++) {
+        ck_assert_int_ne(waited_status(&ws[i]), 0);
+        ck_assert_int_ne(waited_status(&wr[i]), 0);
+    }
+    size_t clean = 0;
+    while (clean < (size_t)GROUPS * BYTES && landed[clean] == 0)
+        clean++;
+    ck_assert_uint_eq(clean, (size_t)GROUPS * BYTES);
+    fence_reopen(&fence);
+    ck_assert_int_eq(transport_begin(node.t, 2, NULL), 0);
+    waited_init(&ws[0], &send, 1);
+    waited_init(&wr[0], &receives[0], 1);
+    enqueue(&node, 0, &ws[0]);
+    enqueue(&node, 1, &wr[0]);
+    ck_assert_int_eq(waited_status(&wr[0]), 0);
+    ck_assert_int_eq(waited_status(&ws[0]), 0);
+    check_filled(landed, 0, 1, BYTES);
+    node_close(&node);
+    free(sent);
+    free(landed);
+}
+
+START_TEST(groups_whose_turn_comes_after_the_lease_move_nothing)
+{
+    for (int k = 0; k < N_KINDS; k++)
+        queued_behind_the_lease(&kinds[k]);
+}
+END_TEST
+
+/* --- tags and connections --------------------------------------------------------------------- */
+
+START_TEST(another_message_of_the_same_size_fails_both_groups_and_lands_nothing)
+{
+    for (int k = 0; k < N_KINDS; k++) {
+        struct node node;
+        uint8_t a[8] = "8 bytes", b[8] = {0};
+        struct transport_message send = {a, 8, 1, true, true, 7},
+                                 receive = {b, 8, 0, false, true, 8};
+        struct waited ws, wr;
+        node_open(&node, &kinds[k], 2, 0);
+        waited_init(&ws, &send, 1);
+        waited_init(&wr, &receive, 1);
+        enqueue(&node, 0, &ws);
+        enqueue(&node, 1, &wr);
+        ck_assert_int_eq(waited_status(&wr), RS_EPROTO);
+        ck_assert_int_eq(waited_status(&ws), RS_EPROTO);
+        ck_assert_msg(strstr(wr.err.text, "another message") != NULL, "%s", wr.err.text);
+        ck_assert_int_eq(b[0], 0);
+        node_close(&node);
+    }
+}
+END_TEST
+
+static void connect_done(struct transport_connect *c, int status, const struct err *e)
+{
+    const struct transport_group as_group = {.arg = c->arg};
+    waited_done((struct transport_group *)(uintptr_t)&as_group, status, e);
+}
+
+START_TEST(devices_of_this_node_need_no_connecting)
+{
+    for (int k = 0; k < N_KINDS; k++) {
+        struct node node;
+        struct waited w;
+        static const struct transport_pair pairs[2] = {{0, 1}, {1, 0}};
+        struct transport_connect c = {
+            .pairs = pairs, .n_pairs = 2, .on_done = connect_done, .arg = &w};
+        node_open(&node, &kinds[k], 2, 0);
+        waited_init(&w, NULL, 0);
+        ck_assert_int_eq(transport_connect(node.t, &c), 0);
+        ck_assert_int_eq(waited_status(&w), 0);
+        ck_assert(transport_quiesced(node.t));
+        node_close(&node);
+    }
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
+    X(groups_whose_turn_comes_after_the_lease_move_nothing)                                        \
+    X(another_message_of_the_same_size_fails_both_groups_and_lands_nothing)                        \
+    X(devices_of_this_node_need_no_connecting)                                                     \
     X(all_pairs_arrive_whatever_the_order_in_a_group)                                              \
     X(all_pairs_arrive_under_seeded_delays)                                                        \
     X(sides_that_disagree_on_the_size_both_fail)                                                   \

@@ -28,6 +28,7 @@ struct plane {
     struct device *devices[MAX_DEVICES];
     struct device_stream *streams[MAX_DEVICES];
     struct transport_tcp_device table[MAX_DEVICES];
+    struct fence fence;
 };
 
 static const uint8_t TOKEN[TRANSPORT_TOKEN_BYTES] = "between a and b";
@@ -55,8 +56,10 @@ static void plane_remote(struct plane *p, uint32_t device, uint16_t port)
 
 static void plane_open(struct plane *p, uint32_t n, double bytes_per_s)
 {
-    struct transport_tcp_options options = {
-        .silence_ms = SILENCE_MS, .streams = 2, .network_bytes_per_s = bytes_per_s};
+    struct transport_tcp_options options = {.silence_ms = SILENCE_MS,
+                                            .streams = 2,
+                                            .network_bytes_per_s = bytes_per_s,
+                                            .fence = &p->fence};
     struct err e = {0};
     int r = transport_tcp_open(p->node, p->table, n, EPOCH, &options, &p->t, &e);
     ck_assert_msg(r == 0, "%s", e.text);
@@ -445,6 +448,43 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     pair_close(&x);
     free(sent);
     free(landed);
+}
+END_TEST
+
+/* In the middle of a message, at the receiver or at the sender alone. */
+START_TEST(no_chunk_is_read_or_sent_once_the_lease_is_over)
+{
+    enum { BYTES = 16 << 20 };
+    for (int at_sender = 0; at_sender < 2; at_sender++) {
+        struct pair x;
+        struct waited ws, wr;
+        uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
+        struct transport_message send = {sent, BYTES, 2, true, true, 0};
+        struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+        memset(sent, 0xEE, BYTES);
+        pair_open(&x, 100e6);
+        submit(&x.a, 0, &ws, &send, 1);
+        submit(&x.b, 2, &wr, &receive, 1);
+        while (transport_counters(x.b.t, 2).network_received_bytes < 1 << 20)
+            (void)poll(NULL, 0, 1);
+        fence_prolong(at_sender ? &x.a.fence : &x.b.fence, 1);
+        ck_assert_int_eq(waited_status(at_sender ? &ws : &wr), RS_EDEADLINE);
+        memcpy(copy, landed, BYTES);
+        fence_prolong(at_sender ? &x.a.fence : &x.b.fence, UINT64_MAX);
+        ck_assert_uint_lt(transport_counters(x.a.t, 0).network_sent_bytes, BYTES);
+        if (!at_sender) {
+            (void)poll(NULL, 0, 20);
+            ck_assert_int_eq(memcmp(copy, landed, BYTES), 0);
+        }
+        transport_abort(x.a.t);
+        transport_abort(x.b.t);
+        (void)waited_status(&ws);
+        (void)waited_status(&wr);
+        pair_close(&x);
+        free(sent);
+        free(landed);
+        free(copy);
+    }
 }
 END_TEST
 
@@ -934,6 +974,7 @@ END_TEST
     X(a_frame_of_the_next_attempt_waits_until_it_begins)                                           \
     X(a_peer_that_is_slow_but_alive_is_waited_for)                                                 \
     X(aborts_at_random_moments_leave_a_clean_next_attempt)                                         \
+    X(no_chunk_is_read_or_sent_once_the_lease_is_over)                                             \
     X(strangers_are_refused_and_counted_and_the_attempt_goes_on)                                   \
     X(half_open_connections_do_not_keep_others_out)                                                \
     X(without_descriptors_it_waits_without_spinning_and_then_lets_in)                              \
