@@ -31,53 +31,51 @@ bool admit_matches(const char *globs, const char *name)
     return false;
 }
 
-/* --- environments: "key=value key=value" --------------------------------------------------------- */
+/* --- environments: "backend host, transport tcp" --------------------------------------------------- */
 
-/* The next word; false at the end. */
-static bool next_word(const char **at, const char **ret, size_t *ret_n)
+struct item {
+    const char *key, *value;
+    size_t n_key, n_value;
+};
+
+/* The next "key value"; false at the end. */
+static bool next_item(const char **at, struct item *ret)
 {
-    *at += strspn(*at, " ");
-    *ret = *at;
-    *ret_n = strcspn(*at, " ");
-    *at += *ret_n;
-    return *ret_n > 0;
+    *at += strspn(*at, ", ");
+    size_t n = strcspn(*at, ","), n_key = strcspn(*at, " ,");
+    size_t gap = n_key < n ? strspn(*at + n_key, " ") : 0;
+    *ret = (struct item){*at, *at + n_key + gap, n_key, n - n_key - gap};
+    *at += n;
+    return n > 0;
 }
 
-/* The value of a key (with its length), or NULL. */
-static const char *value_of(const char *environment, const char *key, size_t n_key, size_t *ret_n)
+/* The item of that key; false: there is none. */
+static bool find_item(const char *environment, const struct item *key, struct item *ret)
 {
-    const char *at = environment, *word;
-    size_t n;
-    while (next_word(&at, &word, &n))
-        if (n > n_key && strncmp(word, key, n_key) == 0 && word[n_key] == '=') {
-            *ret_n = n - n_key - 1;
-            return word + n_key + 1;
-        }
-    return NULL;
+    const char *at = environment;
+    while (next_item(&at, ret))
+        if (ret->n_key == key->n_key && strncmp(ret->key, key->key, key->n_key) == 0)
+            return true;
+    *ret = (struct item){.value = "none", .n_value = 4};
+    return false;
 }
 
-/* Every key of `a` against `b`; theirs: a is the member's. */
+/* Every item of `a` against `b`; theirs: a is the member's. */
 static int differ(const char *a, const char *b, bool theirs, const char *name,
                   const char *coordinator, struct err *e)
 {
-    const char *at = a, *word;
-    size_t n;
-    while (next_word(&at, &word, &n)) {
-        const char *equals = memchr(word, '=', n);
-        size_t n_key = equals != NULL ? (size_t)(equals - word) : n;
-        size_t n_a = equals != NULL ? n - n_key - 1 : 0, n_b = 0;
-        const char *va = equals != NULL ? equals + 1 : "", *vb = value_of(b, word, n_key, &n_b);
-        if (vb != NULL && n_a == n_b && strncmp(va, vb, n_a) == 0)
+    const char *at = a;
+    struct item i, other;
+    while (next_item(&at, &i)) {
+        if (find_item(b, &i, &other) && other.n_value == i.n_value &&
+            strncmp(other.value, i.value, i.n_value) == 0)
             continue;
-        if (vb == NULL) {
-            vb = "none";
-            n_b = 4;
-        }
+        const struct item *m = theirs ? &i : &other, *c = theirs ? &other : &i;
         return err_set(e, RS_EPRECOND,
                        "%.*s differs: node %s has %.*s, the coordinator %s has %.*s; all nodes of "
                        "a cluster must agree",
-                       (int)n_key, word, name, (int)(theirs ? n_a : n_b), theirs ? va : vb,
-                       coordinator, (int)(theirs ? n_b : n_a), theirs ? vb : va);
+                       (int)i.n_key, i.key, name, (int)m->n_value, m->value, coordinator,
+                       (int)c->n_value, c->value);
     }
     return 0;
 }

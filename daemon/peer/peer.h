@@ -43,8 +43,7 @@ struct peer_member {
     uint32_t n_devices;
     const char *const *domain_of_device; /* names, n_devices of them; "" is the node's own name */
     char data_address[NODE_ADDRESS_BYTES];
-    char environment
-        [256]; /* what must be alike in a cluster (backend, transport, versions), for comparison at join */
+    char environment[256]; /* "backend host, transport tcp": what must be alike in a cluster */
     struct peer_commit {
         const char *model;
         uint64_t version; /* newest committed version that it knows of */

@@ -259,7 +259,7 @@ static struct peer_options world_options(uint32_t me)
                                  .beat_ms = BEAT_MS,
                                  .lease_ms = LEASE_MS,
                                  .slack_ms = SLACK_MS,
-                                 .environment = "backend=host transport=tcp",
+                                 .environment = "backend host, transport tcp",
                                  .release = "1",
                                  .data_address = "127.0.0.1",
                                  .clock = world_clock,

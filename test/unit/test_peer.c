@@ -318,15 +318,15 @@ static void environment(struct frame_join *j, const char *text)
 }
 static void spoil_transport(struct frame_join *j)
 {
-    environment(j, "backend=host transport=memory");
+    environment(j, "backend host, transport memory");
 }
 static void spoil_missing(struct frame_join *j)
 {
-    environment(j, "transport=tcp");
+    environment(j, "transport tcp");
 }
 static void spoil_more(struct frame_join *j)
 {
-    environment(j, "backend=host transport=tcp nccl=2.28");
+    environment(j, "backend host, transport tcp, nccl 2.28");
 }
 static void address(struct frame_join *j, const char *text)
 {
@@ -409,7 +409,7 @@ static struct frame join_frame(const char *name, uint32_t number, uint64_t incar
     f.join.member =
         (struct peer_member){.incarnation = incarnation, .protocol = PEER_PROTOCOL, .release = "1"};
     (void)snprintf(f.join.member.environment, sizeof f.join.member.environment, "%s",
-                   "backend=host transport=tcp");
+                   "backend host, transport tcp");
     (void)snprintf(f.join.member.data_address, sizeof f.join.member.data_address, "127.0.0.1");
     return f;
 }
