@@ -138,6 +138,9 @@ void rpc_server_stop(struct rpc_server *s, uint32_t grace_ms, void (*done)(void 
 uint16_t rpc_server_port(const struct rpc_server *s);
 /* The same of addresses[i]. */
 uint16_t rpc_server_address_port(const struct rpc_server *s, size_t i);
+/* Other certificates from the next handshake on, where some were given at the start; connections that
+ * stand stay. The files are checked here (rpc_tls_load); after an error the old ones go on. */
+int rpc_server_reload_tls(struct rpc_server *s, const struct rpc_tls_files *files, struct err *e);
 /* Connections that were turned away: TLS handshakes that failed (a foreign or no certificate, no TLS at
  * all, nothing said in time), and what was beyond the limit on connections. gRPC doesn't tell whose
  * handshake failed, so those of other servers of the process count too. */

@@ -36,6 +36,7 @@
 #include "base/random.h"
 #include "rpc/rpc_call.h"
 #include "rpc/rpc_grpc_channel.h"
+#include "rpc/rpc_grpc_tls.h"
 #include "rpc/rpc_listen.h"
 #include "rpc/rpc_relay.h"
 #include "rpc/rpc_services.h"
@@ -139,6 +140,7 @@ struct rpc_server {
     struct rpc_listener listeners[MAX_LISTENERS];
     uv_poll_t polls[MAX_LISTENERS];
     bool with_tls[MAX_LISTENERS];
+    struct rpc_grpc_tls tls;
     char tls_name[64]; /* gRPC's own listener for TLS, abstract; "": none */
     struct queue relays;
     uint32_t n_relays;
@@ -541,38 +543,11 @@ static char *pack_metadata(const grpc_metadata_array *metadata)
     return kept;
 }
 
-/* The first of the property that can be a name of ours. */
-static bool find_name(const grpc_auth_context *auth, const char *property, char *ret, size_t size)
-{
-    grpc_auth_property_iterator it = grpc_auth_context_find_properties_by_name(auth, property);
-    const grpc_auth_property *p = grpc_auth_property_iterator_next(&it);
-    if (p == NULL || p->value_length == 0 || p->value_length >= size ||
-        memchr(p->value, '\0', p->value_length) != NULL)
-        return false;
-    memcpy(ret, p->value, p->value_length);
-    ret[p->value_length] = '\0';
-    return true;
-}
-
 /* A caller that showed a certificate is known by it, whatever token it sends. */
-static bool identify_by_certificate(grpc_call *call, struct rpc_identity *ret)
-{
-    grpc_auth_context *auth = grpc_call_auth_context(call);
-    bool known = auth != NULL && grpc_auth_context_peer_is_authenticated(auth) != 0;
-    if (known) {
-        *ret = (struct rpc_identity){.kind = RPC_TLS};
-        if (!find_name(auth, GRPC_PEER_DNS_PROPERTY_NAME, ret->name, sizeof ret->name))
-            (void)find_name(auth, GRPC_X509_CN_PROPERTY_NAME, ret->name, sizeof ret->name);
-    }
-    if (auth != NULL)
-        grpc_auth_context_release(auth);
-    return known;
-}
-
 static void identify(const struct rpc_server *s, const struct slot *slot, struct rpc_identity *ret)
 {
     char token[MAX_TOKEN_BYTES];
-    if (s->tls_name[0] != '\0' && identify_by_certificate(slot->call, ret))
+    if (s->tls_name[0] != '\0' && rpc_grpc_tls_identify(slot->call, ret))
         return;
     rpc_identify(&s->options, find_token(&slot->metadata, token) ? token : NULL, ret);
 }
@@ -804,26 +779,6 @@ static int make_slots(struct rpc_server *s, struct err *e)
     return 0;
 }
 
-/* Certificates first: what is wrong with them is better said before gRPC has them. */
-static int tls_credentials(const struct rpc_server_options *o, grpc_server_credentials **ret,
-                           struct err *e)
-{
-    struct rpc_tls_pems pems;
-    int r = rpc_tls_load(o->tls, &pems, e);
-    if (r != 0)
-        return r;
-    grpc_ssl_pem_key_cert_pair pair = {.private_key = pems.key, .cert_chain = pems.certificate};
-    grpc_ssl_server_certificate_config *config =
-        grpc_ssl_server_certificate_config_create(pems.ca, &pair, 1);
-    *ret = grpc_ssl_server_credentials_create_with_options(
-        grpc_ssl_server_credentials_create_options_using_config(
-            o->tls_anonymous ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
-                             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
-            config));
-    rpc_tls_free(&pems);
-    return *ret != NULL ? 0 : err_set(e, RS_EINVAL, "TLS: '%s' can't be used", o->tls->certificate);
-}
-
 /* A name that nobody guesses or takes; who connects there without a certificate gets as far as anyone
  * from outside. */
 static int start_tls(struct rpc_server *s, struct err *e)
@@ -831,7 +786,9 @@ static int start_tls(struct rpc_server *s, struct err *e)
     char address[sizeof s->tls_name + 16];
     grpc_server_credentials *credentials = NULL;
     uint64_t name[2];
-    int r = tls_credentials(&s->options, &credentials, e);
+    int r = rpc_grpc_tls_load(&s->tls, s->options.tls, e);
+    if (r == 0)
+        r = rpc_grpc_tls_credentials(&s->tls, s->options.tls_anonymous, &credentials, e);
     if (r != 0)
         return r;
     random_bytes(name, sizeof name);
@@ -884,7 +841,7 @@ static int check_addresses(const struct rpc_server_options *o, struct err *e)
     if (o->n_addresses > RPC_MAX_ADDRESSES)
         return err_set(e, RS_EINVAL, "%zu addresses, at most %d", o->n_addresses,
                        RPC_MAX_ADDRESSES);
-    if (tls && (o->tls == NULL || o->tls->certificate == NULL))
+    if (tls && o->tls == NULL)
         return err_set(e, RS_EINVAL,
                        "an address with TLS needs the files of authority, certificate and key");
     return 0;
@@ -986,6 +943,7 @@ static void destroy(struct rpc_server *s)
     }
     for (size_t i = 0; i < MAX_LISTENERS; i++)
         rpc_listener_close(&s->listeners[i]);
+    rpc_grpc_tls_close(&s->tls);
     mem_free(s->slots);
     rpc_services_close(&s->services);
     mailbox_close(&s->mailbox);
@@ -1041,6 +999,7 @@ static struct rpc_server *server_new(uv_loop_t *loop, const struct rpc_server_op
     s->loop = loop;
     s->options = rpc_options_with_defaults(options);
     rs_assert(sem_init(&s->queue_is_dry, 0, 0) == 0);
+    rpc_grpc_tls_init(&s->tls);
     mailbox_init(&s->mailbox, wake_loop, s);
     queue_init(&s->thread_ended.link);
     s->thread_ended.fn = on_thread_ended;
@@ -1180,6 +1139,13 @@ uint16_t rpc_server_port(const struct rpc_server *s)
 uint16_t rpc_server_address_port(const struct rpc_server *s, size_t i)
 {
     return i < s->options.n_addresses ? s->listeners[i + 2].port : 0;
+}
+
+int rpc_server_reload_tls(struct rpc_server *s, const struct rpc_tls_files *files, struct err *e)
+{
+    if (s->tls_name[0] == '\0')
+        return err_set(e, RS_EPRECOND, "this server has no address with TLS");
+    return rpc_grpc_tls_load(&s->tls, files, e);
 }
 
 uint64_t rpc_server_n_refused(const struct rpc_server *s)

@@ -697,6 +697,43 @@ START_TEST(server_and_link_say_so_at_their_start)
 }
 END_TEST
 
+/* The authority is replaced too: who trusts the old one alone is out. */
+START_TEST(certificates_can_be_replaced_while_connections_stand)
+{
+    struct secure s = {0};
+    struct cert_files server, client;
+    struct heard chat = {0};
+    struct err e = {0};
+    char foreign[96];
+    secure_open(&s, false);
+    linked_connect(&s.p);
+    call_open(&s.p, &chat, T "Chat", 0);
+    ck_assert_int_eq(call_send(&chat, "x", 1), 0);
+    linked_until(&s.p, &chat.n_messages, 1);
+    certs_make(&s.certs, &(struct cert){.name = "n0b", .san = "IP:127.0.0.1", .foreign = true},
+               &server);
+    certs_make(&s.certs, &(struct cert){.name = "n1b", .san = "DNS:n1b", .foreign = true}, &client);
+    cert_path(&s.certs, "foreign-ca", ".pem", foreign);
+    server.files.ca = client.files.ca = foreign;
+    struct rpc_tls_files bad = server.files;
+    bad.key = client.key;
+    ck_assert_int_eq(rpc_server_reload_tls(s.p.server, &bad, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "does not belong to"));
+    bad = (struct rpc_tls_files){.ca = foreign};
+    ck_assert_int_eq(rpc_server_reload_tls(s.p.server, &bad, &e), RS_EINVAL);
+    ck_assert_int_eq(rpc_server_reload_tls(s.p.server, &server.files, &e), 0);
+    ck_assert_int_eq(call_send(&chat, "y", 1), 0); /* the old connection */
+    linked_until(&s.p, &chat.n_messages, 2);
+    s.p.options.tls = &client.files;
+    reconnect(&s);
+    expect_name(&s, "2 0 0 0 n1b");
+    s.p.options.tls = &s.client.files;
+    expect_refused(&s);
+    await_refused(&s, 1);
+    secure_close(&s);
+}
+END_TEST
+
 /* --- addresses -------------------------------------------------------------------------------- */
 
 static int try_address(const char *address, bool insecure, struct err *e)
@@ -871,6 +908,7 @@ END_TEST
     X(a_blocking_channel_takes_tls_too)                                                            \
     X(bad_files_are_named_with_their_fault_and_remedy)                                             \
     X(server_and_link_say_so_at_their_start)                                                       \
+    X(certificates_can_be_replaced_while_connections_stand)                                        \
     X(plaintext_beyond_loopback_wants_a_word)                                                      \
     X(addresses_that_can_not_be_are_named)                                                         \
     X(every_failed_allocation_of_a_start_with_tls_is_an_error)                                     \
