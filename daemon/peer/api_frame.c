@@ -185,6 +185,8 @@ static void welcome_fill(Reshard__V1__PeerWelcome *to, const struct frame *f)
     to->release = api_borrow(f->welcome.release);
     to->lease_ms = f->welcome.lease_ms;
     to->beat_ms = f->welcome.beat_ms;
+    to->token.data = (uint8_t *)(uintptr_t)f->welcome.token;
+    to->token.len = sizeof f->welcome.token;
 }
 
 static int welcome_read(const Reshard__V1__PeerWelcome *from, struct frame *f, struct err *e)
@@ -196,6 +198,10 @@ static int welcome_read(const Reshard__V1__PeerWelcome *from, struct frame *f, s
     if (from->lease_ms == 0 || from->beat_ms == 0 || from->lease_ms < from->beat_ms)
         return err_set(e, RS_EPROTO, "welcome: lease_ms %u and beat_ms %u make no sense",
                        from->lease_ms, from->beat_ms);
+    int r = api_digest_check("welcome.token", &from->token, sizeof f->welcome.token, e);
+    if (r != 0)
+        return r;
+    memcpy(f->welcome.token, from->token.data, sizeof f->welcome.token);
     return text_take("release", from->release, f->welcome.release, sizeof f->welcome.release, e);
 }
 

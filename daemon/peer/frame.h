@@ -49,6 +49,7 @@ struct frame {
             uint32_t number;
             char release[32];
             uint32_t lease_ms, beat_ms;
+            uint8_t token[PEER_TOKEN_BYTES];
         } welcome;
         struct {
             uint64_t sequence, round_trip_ns;

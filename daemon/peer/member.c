@@ -137,6 +137,7 @@ static void on_welcome(struct peer *p, const struct frame *f)
     }
     m->lease_ms = f->welcome.lease_ms;
     m->beat_ms = f->welcome.beat_ms;
+    memcpy(m->token, f->welcome.token, sizeof m->token);
     m->backoff_ms = PEER_BACKOFF_MS;
     m->why[0] = '\0';
     m->round_trip_ns = peer_now(p) - m->sent_ns[0];
@@ -380,6 +381,13 @@ uint64_t peer_age_ns(const struct peer *p)
     if (p->member == NULL)
         return 0;
     return p->member->heard_ns == 0 ? UINT64_MAX : peer_now(p) - p->member->heard_ns;
+}
+
+void peer_token(const struct peer *p, char ret_text[PEER_TOKEN_TEXT])
+{
+    ret_text[0] = '\0';
+    for (size_t i = 0; peer_joined(p) && i < PEER_TOKEN_BYTES; i++)
+        (void)snprintf(ret_text + 2 * i, 3, "%02x", p->member->token[i]);
 }
 
 struct rpc_link *peer_channel(struct peer *p)

@@ -27,6 +27,7 @@
 #include "rpc/rpc_link.h"
 
 #define PEER_PROTOCOL UINT32_C(1)
+enum { PEER_TOKEN_BYTES = 16, PEER_TOKEN_TEXT = 2 * PEER_TOKEN_BYTES + 1 };
 
 struct peer;
 
@@ -142,6 +143,9 @@ int peer_order(struct peer *p, uint32_t node, const struct node_order *o);
 /* Ends its session: it is SILENT until its lease is over. `silent` comes later, never inside. */
 void peer_sever(struct peer *p, uint32_t node, const char *why);
 void peer_look(const struct peer *p, uint32_t node, struct peer_view *ret);
+/* Whether a call that came with this text (peer_token) was passed on by a member that is HERE; its number. NULL text:
+ * false. */
+bool peer_vouches(const struct peer *p, const char *token, uint32_t *ret_node);
 /* JOINs, and other calls of service Peer, that were refused: strangers, wrong certificates, wrong settings. */
 uint64_t peer_n_refused(const struct peer *p);
 /* Answers GetLayout: pages of a layout's canonical form. Set once by the service. */
@@ -166,6 +170,8 @@ uint64_t peer_age_ns(const struct peer *p);
 void peer_fetch_layout(struct peer *p, const uint8_t digest[16],
                        void (*done)(void *arg, int code, const char *text, struct layout *layout),
                        void *arg);
+/* What proves to the coordinator that a call comes from this member, as metadata; "": no session. */
+void peer_token(const struct peer *p, char ret_text[PEER_TOKEN_TEXT]);
 /* The channel to the coordinator, for calls that are passed on (rpc_link.h); NULL: none stands. */
 struct rpc_link *peer_channel(struct peer *p);
 

@@ -54,6 +54,7 @@ struct session {
     struct rpc_call *call;
     struct seat *seat; /* NULL: not joined, or its time is over */
     uint64_t opened_ns;
+    uint8_t token[PEER_TOKEN_BYTES];
     struct frame_parts parts;
     bool finished; /* rpc_call_finish was called */
     char *doomed;  /* it ends at the next tick, and why */
@@ -101,6 +102,7 @@ struct member {
     uint64_t beat_due_ns;
     uint64_t heard_ns, round_trip_ns;
     uint32_t lease_ms, beat_ms; /* the coordinator's */
+    uint8_t token[PEER_TOKEN_BYTES];
     char why[PEER_WHY_BYTES], link_text[PEER_WHY_BYTES];
     char text[2 * PEER_WHY_BYTES];
 };

@@ -324,6 +324,7 @@ static void rnd_frame(uint64_t *s, struct pool *pool, bool up, struct frame *f)
         f->welcome.beat_ms = 1 + (uint32_t)rnd(s, 1000);
         f->welcome.lease_ms = f->welcome.beat_ms + (uint32_t)rnd(s, 1000);
         (void)snprintf(f->welcome.release, sizeof f->welcome.release, "%s", rnd_text(s, pool));
+        rnd_bytes(s, f->welcome.token, sizeof f->welcome.token);
         break;
     case 2:
         if (up) {
@@ -495,10 +496,11 @@ static void say_frame(struct buf *b, const struct frame *f, uint64_t shift)
     buf_printf(b, "frame %d ", f->type);
     if (f->type == FRAME_JOIN)
         say_join(b, &f->join);
-    else if (f->type == FRAME_WELCOME)
-        buf_printf(b, "%" PRIu64 " %u '%s' %u %u", f->welcome.incarnation, f->welcome.number,
+    else if (f->type == FRAME_WELCOME) {
+        buf_printf(b, "%" PRIu64 " %u '%s' %u %u ", f->welcome.incarnation, f->welcome.number,
                    f->welcome.release, f->welcome.lease_ms, f->welcome.beat_ms);
-    else if (f->type == FRAME_BEAT)
+        say_hex(b, f->welcome.token, sizeof f->welcome.token);
+    } else if (f->type == FRAME_BEAT)
         buf_printf(b, "%" PRIu64 " %" PRIu64, f->beat.sequence, f->beat.round_trip_ns);
     else if (f->type == FRAME_REPORT)
         say_report(b, &f->report, shift);

@@ -67,6 +67,27 @@ START_TEST(an_event_says_which_node_it_is_of)
 }
 END_TEST
 
+START_TEST(only_a_member_that_is_here_vouches_for_calls)
+{
+    all_join();
+    char token[PEER_TOKEN_TEXT], other[PEER_TOKEN_TEXT];
+    uint32_t node = 9;
+    peer_token(world->members[2].peer, token);
+    peer_token(world->members[3].peer, other);
+    ck_assert_uint_eq(strlen(token), 32);
+    ck_assert_str_ne(token, other);
+    ck_assert(peer_vouches(world->coordinator, token, &node) && node == 2);
+    ck_assert(peer_vouches(world->coordinator, other, &node) && node == 3);
+    ck_assert(!peer_vouches(world->coordinator, NULL, &node));
+    ck_assert(!peer_vouches(world->coordinator, "", &node));
+    ck_assert(!peer_vouches(world->coordinator, "00000000000000000000000000000000", &node));
+    member_kill(2);
+    world_turn();
+    ck_assert(!peer_vouches(world->coordinator, token, &node));
+    world_end();
+}
+END_TEST
+
 /* --- leases ------------------------------------------------------------------------------------------ */
 
 START_TEST(a_lease_counts_from_when_the_answered_beat_was_sent)
@@ -682,6 +703,7 @@ END_TEST
     X(members_join_and_the_coordinator_knows_what_they_are)                                        \
     X(reports_and_orders_arrive_in_order_and_once)                                                 \
     X(an_event_says_which_node_it_is_of)                                                           \
+    X(only_a_member_that_is_here_vouches_for_calls)                                                \
     X(a_lease_counts_from_when_the_answered_beat_was_sent)                                         \
     X(the_coordinators_own_data_plane_has_a_lease_as_long_as_its_loop_turns)                       \
     X(a_member_that_says_nothing_is_silent_within_its_lease_and_lost_when_it_is_over)              \
