@@ -108,7 +108,7 @@ struct cuda_item {
     void (*run)(struct cuda_stream *s, struct cuda_item *item);
     size_t bytes;
     void (*fn)(void *arg);
-    int (*issue)(void *arg, struct CUstream_st *stream);
+    void (*issue)(void *arg, struct CUstream_st *stream);
     void *arg; /* of fn or issue; memory to poison */
     struct cuda_event *event;
     uint64_t number; /* the event's record; bytes to poison */
@@ -608,9 +608,9 @@ static void run_call(struct cuda_stream *s, struct cuda_item *item)
 static void run_issue(struct cuda_stream *s, struct cuda_item *item)
 {
     struct device_cuda *c = cuda_of(s->base.device);
-    int r = item->issue(item->arg, failed(c) ? NULL : s->cuda);
-    if (r > 0)
-        (void)good(c, (cudaError_t)r, "handing work over");
+    item->issue(item->arg, failed(c) ? NULL : s->cuda);
+    if (item->event != NULL)
+        run_record(s, item);
 }
 
 static void run_poison(struct cuda_stream *s, struct cuda_item *item)
@@ -695,17 +695,6 @@ static int cuda_call(struct device_stream *base, void (*fn)(void *arg), void *ar
     return enqueue(stream_of(base), item);
 }
 
-int device_cuda_issue(struct device_stream *base, int (*fn)(void *arg, struct CUstream_st *stream),
-                      void *arg)
-{
-    struct cuda_item *item = item_new(run_issue, 0);
-    if (item != NULL) {
-        item->issue = fn;
-        item->arg = arg;
-    }
-    return enqueue(stream_of(base), item);
-}
-
 static int cuda_poison(struct device_stream *base, void *p, size_t bytes)
 {
     if (cuda_of(base->device)->options.seed == 0)
@@ -718,10 +707,9 @@ static int cuda_poison(struct device_stream *base, void *p, size_t bytes)
     return enqueue(stream_of(base), item);
 }
 
-static int cuda_event_record(struct device_event *base, struct device_stream *stream)
+/* Takes the item, which records the event when it has run. */
+static int enqueue_record(struct cuda_stream *s, struct cuda_event *ev, struct cuda_item *item)
 {
-    struct cuda_event *ev = event_of(base);
-    struct cuda_item *item = item_new(run_record, 0);
     if (item == NULL)
         return RS_ENOMEM;
     pthread_mutex_lock(&ev->mutex);
@@ -730,7 +718,7 @@ static int cuda_event_record(struct device_event *base, struct device_stream *st
     item->event = ev;
     item->number = ++ev->recorded;
     pthread_mutex_unlock(&ev->mutex);
-    int r = enqueue(stream_of(stream), item);
+    int r = enqueue(s, item);
     if (r == 0)
         return 0;
     pthread_mutex_lock(&ev->mutex);
@@ -738,6 +726,23 @@ static int cuda_event_record(struct device_event *base, struct device_stream *st
     pthread_mutex_unlock(&ev->mutex);
     event_unref(ev);
     return r;
+}
+
+static int cuda_event_record(struct device_event *base, struct device_stream *stream)
+{
+    return enqueue_record(stream_of(stream), event_of(base), item_new(run_record, 0));
+}
+
+int device_cuda_issue(struct device_stream *base, void (*fn)(void *arg, struct CUstream_st *stream),
+                      void *arg, struct device_event *after)
+{
+    struct cuda_item *item = item_new(run_issue, 0);
+    if (item != NULL) {
+        item->issue = fn;
+        item->arg = arg;
+    }
+    return after == NULL ? enqueue(stream_of(base), item)
+                         : enqueue_record(stream_of(base), event_of(after), item);
 }
 
 static int cuda_event_wait(struct device_stream *stream, struct device_event *base)
@@ -1077,6 +1082,13 @@ const char *device_cuda_uuid(const struct device *d)
 int device_cuda_ordinal(const struct device *d)
 {
     return cuda_of(d)->ordinal;
+}
+
+int device_cuda_use(const struct device *d, struct err *e)
+{
+    const struct device_cuda *c = cuda_of(d);
+    cudaError_t r = cudaSetDevice(c->ordinal);
+    return r == cudaSuccess ? 0 : said(c, r, "choosing the device", e);
 }
 
 int device_cuda_count(uint32_t *ret, struct err *e)

@@ -31,10 +31,13 @@ bool device_is_cuda(const struct device *d);
 bool device_cuda_reaches(const struct device *d, const struct device *peer);
 
 /* Calls fn(arg, stream) on the stream's thread when it is this item's turn to be handed over: work
- * before it may still run. fn enqueues on `stream`; where the device has failed before, stream is NULL. A
- * positive return is a CUDA error and fails the device. Errors as device_call. */
-int device_cuda_issue(struct device_stream *s, int (*fn)(void *arg, struct CUstream_st *stream),
-                      void *arg);
+ * before it may still run. fn enqueues on `stream`; where the device has failed before, stream is
+ * NULL. Then `after`, where not NULL, is recorded, as by device_event_record. Errors as device_call.
+ */
+int device_cuda_issue(struct device_stream *s, void (*fn)(void *arg, struct CUstream_st *stream),
+                      void *arg, struct device_event *after);
+/* Makes it the calling thread's current device, for calls of NCCL. RS_EDEVICE. */
+int device_cuda_use(const struct device *d, struct err *e);
 /* The device fails with this text, as after an asynchronous error; the first one stays. */
 void device_cuda_fail(struct device *d, const char *text);
 

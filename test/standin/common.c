@@ -57,10 +57,10 @@ static int find(const char *variable, const char *name, uint64_t n, int default_
     return 0;
 }
 
-static void hang(const volatile bool *stop)
+static void hang(const atomic_bool *stop)
 {
     struct timespec t = {.tv_nsec = 1000000};
-    while (stop == NULL || !*stop)
+    while (stop == NULL || !atomic_load(stop))
         (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
@@ -72,7 +72,7 @@ int standin_call(const char *name, int default_code)
     return find("STANDIN_FAIL", name, n, default_code);
 }
 
-int standin_operation(const char *name, int default_code, const volatile bool *stop)
+int standin_operation(const char *name, int default_code, const atomic_bool *stop)
 {
     uint64_t n = count_call(name);
     if (find("STANDIN_HANG", name, n, 1) != 0)

@@ -427,7 +427,7 @@ static void delay(void)
 
 static void run_operation(struct CUstream_st *s, struct operation *o)
 {
-    static const volatile bool never = false;
+    static const atomic_bool never;
     delay();
     int code = 0;
     if (o->name != NULL && strcmp(o->name, "group") != 0 && atomic_load(&sticky[s->device]) == 0)

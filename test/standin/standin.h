@@ -19,6 +19,7 @@
  *   STANDIN_DEVICES=2        how many devices
  *   STANDIN_MEMORY=1073741824 bytes of each
  *   STANDIN_SEED=1           of delays (0: none), STANDIN_DELAY_US=200 the longest
+ *   STANDIN_PAGEABLE=0       1: NCCL reaches any memory of the process (contract tests that know no device memory)
  *   STANDIN_PEER=1           0: devices have no peer access
  *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
  *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group) fails when it runs, sticky
@@ -28,6 +29,7 @@
 #ifndef RS_TEST_STANDIN_H
 #define RS_TEST_STANDIN_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -55,7 +57,7 @@ STANDIN_EXPORT struct standin_device_counters *standin_count(int device);
 /* The n-th call of `name`: the code that STANDIN_FAIL wants, or 0. Hangs where STANDIN_HANG says so. */
 STANDIN_EXPORT int standin_call(const char *name, int default_code);
 /* The same for operations as they run: STANDIN_ASYNC. A hang ends when *stop gets true (NULL: never). */
-STANDIN_EXPORT int standin_operation(const char *name, int default_code, const volatile bool *stop);
+STANDIN_EXPORT int standin_operation(const char *name, int default_code, const atomic_bool *stop);
 
 /* A number of the environment. */
 STANDIN_EXPORT uint64_t standin_number(const char *name, uint64_t otherwise);

@@ -1,0 +1,58 @@
+/* The transport of GPUs: NCCL, in CUDA builds only.
+ *
+ * One communicator per epoch over all devices that take part (their order is the comm ranks'),
+ * created in the background by an id from outside; a group is one NCCL group, enqueued on its
+ * stream. A thread of the transport polls: initialisation, groups' events, asynchronous errors, the
+ * fence. An abort with a group in flight aborts the communicators, since NCCL knows no less; then
+ * the next attempt needs a new id (transport_nccl_renew), but where all devices are local, which
+ * make their own.
+ *
+ * What NCCL can't tell: sizes and tags are compared between local devices only; for others it is the plan
+ * digest that has been compared. A dead peer may never show as an error: whoever knows calls
+ * transport_abort. */
+#ifndef RS_TRANSPORT_TRANSPORT_NCCL_H
+#define RS_TRANSPORT_TRANSPORT_NCCL_H
+
+#include "transport/transport.h"
+
+struct fence;
+struct transport_nccl_node;
+
+enum { TRANSPORT_NCCL_ID_BYTES = 128 };
+
+/* Loads the library. RS_EPRECOND: it isn't there, or is older than 2.28: says so. */
+int transport_nccl_node_open(struct transport_nccl_node **ret, struct err *e);
+/* As NCCL counts: 22809 is 2.28.9. */
+int transport_nccl_node_version(const struct transport_nccl_node *node);
+/* All its transports must be closed. NULL is fine. */
+void transport_nccl_node_close(struct transport_nccl_node *node);
+/* A fresh id, at the daemon of comm rank 0. */
+int transport_nccl_node_id(struct transport_nccl_node *node, uint8_t ret[TRANSPORT_NCCL_ID_BYTES],
+                           struct err *e);
+
+struct transport_nccl_options {
+    uint32_t init_ms;     /* all must have come until then; 0: 30 s */
+    uint32_t watchdog_ms; /* for aborting a communicator; 0: 5 s */
+    uint32_t max_ctas;    /* of a communicator on a GPU that an engine shares; 0: 8 */
+    struct fence *fence;  /* shut, it aborts; NULL: none. Outlives the transport */
+    /* An abort did not end within watchdog_ms: buffers may be touched for ever, and only the end of the
+     * process helps. Called once, on a thread of the transport. NULL: the transport stays unquiesced. */
+    void (*on_stuck)(void *arg);
+    void *arg;
+};
+
+/* devices[i] is the plan's device i where it is local (a CUDA device), else NULL; takes_part[i] says
+ * whether it has a comm rank. `id` is used once in a node's life: RS_EPRECOND where it was before.
+ * id NULL: all are local, and it is made here. RS_EINVAL: no device, one that is not CUDA, one GPU
+ * twice. Initialisation goes on in the background: transport_connect tells its end, and groups wait. */
+int transport_nccl_open(struct transport_nccl_node *node, struct device *const *devices,
+                        const bool *takes_part, uint32_t n_devices, uint64_t epoch,
+                        const uint8_t *id, const struct transport_nccl_options *options,
+                        struct transport **ret, struct err *e);
+/* Between attempts, after an abort that has ended the communicators: with which id they are made
+ * again at transport_begin. RS_EPRECOND: the id was used, or they live. */
+int transport_nccl_renew(struct transport *t, const uint8_t *id, struct err *e);
+/* True where the next transport_begin needs a renewal before it. */
+bool transport_nccl_needs_id(const struct transport *t);
+
+#endif

@@ -1,0 +1,479 @@
+/* The stand-in's NCCL: communicators between threads and processes over shared memory.
+ *
+ * A unique id names a file that all ranks map. Between each two ranks lies a ring per direction; a
+ * send ends when its receive has taken all of it, so nothing is buffered that the real one might not
+ * buffer. Operations of one peer and direction go in order; groups of one communicator go in the
+ * order they were ended. Sizes that differ, another order, a dead peer: it waits for ever, until
+ * aborted. */
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "test/standin/standin.h"
+
+enum { MAX_RANKS = 16, RING_BYTES = 1 << 17, MAX_OPERATIONS = 4096, MAX_IN_GROUP = 16 };
+
+struct ring {
+    _Alignas(64) _Atomic uint64_t written, taken;
+    char data[RING_BYTES];
+};
+
+struct shared {
+    _Atomic uint32_t n_ranks, n_joined, refused;
+    _Atomic uint32_t here[MAX_RANKS];
+    int32_t pid[MAX_RANKS], device[MAX_RANKS];
+    struct ring rings[MAX_RANKS * MAX_RANKS]; /* [from * MAX_RANKS + to] */
+};
+
+struct ncclComm {
+    struct shared *shared;
+    pthread_t thread;
+    int n_ranks, rank, device;
+    char name[64];
+    atomic_int state, refs;
+    atomic_bool aborted;
+    bool joined;
+    _Atomic uint64_t next_ticket, serving;
+};
+
+struct message {
+    char *data;
+    uint64_t bytes, at, begin; /* begin: where it starts in the ring's count */
+    int peer;
+    bool send, started;
+};
+
+struct group {
+    struct ncclComm *comm;
+    uint64_t ticket;
+    int n, device;
+    struct message messages[];
+};
+
+/* --- ids and init ------------------------------------------------------------------------------ */
+
+static char made[64][64]; /* files of this process's ids, removed at its end if nobody did */
+static atomic_int n_made;
+
+static void remove_made(void)
+{
+    for (int i = 0; i < n_made && i < 64; i++)
+        (void)shm_unlink(made[i]);
+}
+
+STANDIN_EXPORT ncclResult_t ncclGetVersion(int *ret)
+{
+    *ret = (int)standin_number("STANDIN_NCCL_VERSION", NCCL_VERSION_CODE);
+    return (ncclResult_t)standin_call("ncclGetVersion", ncclSystemError);
+}
+
+STANDIN_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *ret)
+{
+    int code = standin_call("ncclGetUniqueId", ncclSystemError);
+    uint64_t r[2];
+    if (code != 0 || getrandom(r, sizeof r, 0) != sizeof r)
+        return code != 0 ? (ncclResult_t)code : ncclSystemError;
+    memset(ret, 0, sizeof *ret);
+    (void)snprintf(ret->internal, sizeof ret->internal, "/standin-nccl-%016llx%016llx",
+                   (unsigned long long)r[0], (unsigned long long)r[1]);
+    int fd = shm_open(ret->internal, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, sizeof(struct shared)) != 0)
+        return ncclSystemError;
+    (void)close(fd);
+    int at = atomic_fetch_add(&n_made, 1);
+    if (at == 0)
+        (void)atexit(remove_made);
+    if (at < 64)
+        (void)snprintf(made[at], sizeof made[at], "%.60s", ret->internal);
+    return ncclSuccess;
+}
+
+static void pause_a_little(void)
+{
+    struct timespec t = {.tv_nsec = 20000};
+    (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+static bool one_device_twice(const struct ncclComm *c)
+{
+    for (int a = 0; a < c->n_ranks; a++)
+        for (int b = 0; b < a; b++)
+            if (c->shared->pid[a] == c->shared->pid[b] &&
+                c->shared->device[a] == c->shared->device[b])
+                return true;
+    return false;
+}
+
+static void *init_main(void *arg)
+{
+    struct ncclComm *c = arg;
+    struct shared *s = c->shared;
+    int code = standin_operation("init", ncclInternalError, &c->aborted);
+    uint32_t none = 0;
+    if (code == 0 && !atomic_compare_exchange_strong(&s->here[c->rank], &none, 1))
+        code = ncclInvalidUsage; /* the id was used before, or the rank twice */
+    if (code == 0) {
+        s->pid[c->rank] = getpid();
+        s->device[c->rank] = c->device;
+        atomic_store(&s->n_ranks, (uint32_t)c->n_ranks);
+        atomic_fetch_add(&s->n_joined, 1);
+    }
+    while (code == 0 && !c->aborted && atomic_load(&s->n_joined) < (uint32_t)c->n_ranks)
+        pause_a_little();
+    if (code == 0 && !c->aborted && one_device_twice(c))
+        code = ncclInvalidUsage;
+    if (code == 0 && !c->aborted)
+        (void)shm_unlink(c->name); /* all have it */
+    atomic_store(&c->state, code);
+    return NULL;
+}
+
+static _Thread_local int group_depth;
+static _Thread_local struct ncclComm *joining[MAX_IN_GROUP];
+static _Thread_local int n_joining;
+
+static ncclResult_t finish_blocking(struct ncclComm *c)
+{
+    while (atomic_load(&c->state) == ncclInProgress)
+        pause_a_little();
+    return (ncclResult_t)atomic_load(&c->state);
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int n_ranks, ncclUniqueId id,
+                                                   int rank, ncclConfig_t *config)
+{
+    int code = standin_call("ncclCommInitRankConfig", ncclSystemError);
+    if (code != 0)
+        return (ncclResult_t)code;
+    if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks)
+        return ncclInvalidArgument;
+    int fd = shm_open(id.internal, O_RDWR | O_CLOEXEC, 0);
+    struct ncclComm *c = calloc(1, sizeof *c);
+    void *p = fd < 0 ? MAP_FAILED
+                     : mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        (void)close(fd);
+    if (c == NULL || p == MAP_FAILED) {
+        free(c);
+        return ncclSystemError;
+    }
+    c->shared = p;
+    c->n_ranks = n_ranks;
+    c->rank = rank;
+    c->device = standin_current_device();
+    (void)snprintf(c->name, sizeof c->name, "%.60s", id.internal);
+    atomic_store(&c->state, ncclInProgress);
+    atomic_store(&c->refs, 1);
+    if (pthread_create(&c->thread, NULL, init_main, c) != 0)
+        return ncclSystemError;
+    *ret = c;
+    if (config != NULL && config->blocking == 0)
+        return ncclInProgress;
+    if (group_depth == 0)
+        return finish_blocking(c);
+    if (n_joining < MAX_IN_GROUP)
+        joining[n_joining++] = c;
+    return ncclSuccess;
+}
+
+static void unref(struct ncclComm *c)
+{
+    if (atomic_fetch_sub(&c->refs, 1) != 1)
+        return;
+    (void)munmap(c->shared, sizeof(struct shared));
+    free(c);
+}
+
+static void join_init(struct ncclComm *c)
+{
+    if (!c->joined)
+        (void)pthread_join(c->thread, NULL);
+    c->joined = true;
+}
+
+/* What runs ends soon; what is still behind other work of its stream ends when its turn comes. */
+STANDIN_EXPORT ncclResult_t ncclCommAbort(ncclComm_t c)
+{
+    int code = standin_call("ncclCommAbort", ncclSystemError);
+    c->aborted = true;
+    join_init(c);
+    unref(c);
+    return (ncclResult_t)code;
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t c)
+{
+    (void)c;
+    return (ncclResult_t)standin_call("ncclCommFinalize", ncclSystemError);
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t c)
+{
+    int code = standin_call("ncclCommDestroy", ncclSystemError);
+    join_init(c);
+    while (atomic_load(&c->serving) != atomic_load(&c->next_ticket))
+        pause_a_little();
+    unref(c);
+    return (ncclResult_t)code;
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *ret)
+{
+    int code = standin_call("ncclCommGetAsyncError", ncclSystemError);
+    *ret = (ncclResult_t)atomic_load(&c->state);
+    return (ncclResult_t)code;
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommCount(const ncclComm_t c, int *ret)
+{
+    *ret = c->n_ranks;
+    return ncclSuccess;
+}
+
+/* --- groups ------------------------------------------------------------------------------------ */
+
+static _Thread_local struct {
+    struct ncclComm *comm;
+    struct CUstream_st *stream;
+    struct message message;
+} queued[MAX_OPERATIONS];
+static _Thread_local int n_queued;
+
+static ncclResult_t queue_message(void *p, size_t count, ncclDataType_t type, int peer,
+                                  struct ncclComm *c, struct CUstream_st *stream, bool send)
+{
+    if (type != ncclInt8 && type != ncclUint8)
+        return ncclInvalidArgument; /* bytes are all that we send */
+    if (peer < 0 || peer >= c->n_ranks || standin_stream_device(stream) != c->device)
+        return ncclInvalidArgument;
+    int state = atomic_load(&c->state);
+    if (state != ncclSuccess)
+        return state == ncclInProgress ? ncclInvalidUsage : (ncclResult_t)state;
+    if (n_queued == MAX_OPERATIONS)
+        return ncclInternalError;
+    queued[n_queued].comm = c;
+    queued[n_queued].stream = stream;
+    queued[n_queued++].message =
+        (struct message){.data = p, .bytes = count, .peer = peer, .send = send};
+    return group_depth == 0 ? (ncclGroupStart(), ncclGroupEnd()) : ncclSuccess;
+}
+
+STANDIN_EXPORT ncclResult_t ncclSend(const void *p, size_t count, ncclDataType_t type, int peer,
+                                     ncclComm_t c, cudaStream_t stream)
+{
+    int code = standin_call("ncclSend", ncclSystemError);
+    return code != 0 ? (ncclResult_t)code
+                     : queue_message((void *)(uintptr_t)p, count, type, peer, c, stream, true);
+}
+
+STANDIN_EXPORT ncclResult_t ncclRecv(void *p, size_t count, ncclDataType_t type, int peer,
+                                     ncclComm_t c, cudaStream_t stream)
+{
+    int code = standin_call("ncclRecv", ncclSystemError);
+    return code != 0 ? (ncclResult_t)code : queue_message(p, count, type, peer, c, stream, false);
+}
+
+STANDIN_EXPORT ncclResult_t ncclGroupStart(void)
+{
+    group_depth++;
+    return (ncclResult_t)standin_call("ncclGroupStart", ncclSystemError);
+}
+
+static void ring_write(struct ring *r, uint64_t at, const void *from, uint64_t n)
+{
+    uint64_t place = at % RING_BYTES, first = n < RING_BYTES - place ? n : RING_BYTES - place;
+    memcpy(r->data + place, from, first);
+    memcpy(r->data, (const char *)from + first, n - first);
+}
+
+static void ring_read(struct ring *r, uint64_t at, void *to, uint64_t n)
+{
+    uint64_t place = at % RING_BYTES, first = n < RING_BYTES - place ? n : RING_BYTES - place;
+    memcpy(to, r->data + place, first);
+    memcpy((char *)to + first, r->data, n - first);
+}
+
+/* A header of the message's bytes, then the bytes. True where something moved. */
+static bool step_send(struct ring *r, struct message *m)
+{
+    uint64_t written = atomic_load(&r->written);
+    uint64_t room = RING_BYTES - (written - atomic_load(&r->taken));
+    if (!m->started) {
+        if (room < sizeof m->bytes)
+            return false;
+        m->started = true;
+        m->begin = written;
+        ring_write(r, written, &m->bytes, sizeof m->bytes);
+        atomic_store(&r->written, written + sizeof m->bytes);
+        return true;
+    }
+    uint64_t n = m->bytes - m->at < room ? m->bytes - m->at : room;
+    if (n == 0)
+        return false;
+    ring_write(r, written, m->data + m->at, n);
+    m->at += n;
+    atomic_store(&r->written, written + n);
+    return true;
+}
+
+static bool step_receive(struct ring *r, struct message *m)
+{
+    uint64_t taken = atomic_load(&r->taken), there = atomic_load(&r->written) - taken;
+    if (!m->started) {
+        uint64_t bytes;
+        if (there < sizeof bytes)
+            return false;
+        ring_read(r, taken, &bytes, sizeof bytes);
+        if (bytes != m->bytes)
+            return false; /* sides that disagree wait for ever, as they may with the real one */
+        m->started = true;
+        atomic_store(&r->taken, taken + sizeof bytes);
+        return true;
+    }
+    uint64_t n = m->bytes - m->at < there ? m->bytes - m->at : there;
+    if (n == 0)
+        return false;
+    ring_read(r, taken, m->data + m->at, n);
+    m->at += n;
+    atomic_store(&r->taken, taken + n);
+    return true;
+}
+
+static bool finished(const struct ring *r, const struct message *m)
+{
+    if (!m->started || m->at < m->bytes)
+        return false;
+    return !m->send || atomic_load(&r->taken) >= m->begin + sizeof m->bytes + m->bytes;
+}
+
+static struct ring *ring_of(struct group *g, const struct message *m)
+{
+    int from = m->send ? g->comm->rank : m->peer, to = m->send ? m->peer : g->comm->rank;
+    return &g->comm->shared->rings[from * MAX_RANKS + to];
+}
+
+/* One round over all messages; *ret_left: how many are not finished. */
+static bool step_group(struct group *g, int *ret_left)
+{
+    bool blocked[2][MAX_RANKS] = {{false}}, moved = false;
+    *ret_left = 0;
+    for (int i = 0; i < g->n; i++) {
+        struct message *m = &g->messages[i];
+        struct ring *r = ring_of(g, m);
+        if (m->started && m->at == m->bytes && finished(r, m))
+            continue;
+        ++*ret_left;
+        bool *before = &blocked[m->send][m->peer];
+        if (*before)
+            continue;
+        moved = (m->send ? step_send(r, m) : step_receive(r, m)) || moved;
+        /* the next of this peer and direction begins when this one's bytes are all under way */
+        *before = !(m->started && m->at == m->bytes);
+    }
+    return moved;
+}
+
+static void count_group(const struct group *g)
+{
+    struct standin_device_counters *c = standin_count(g->device);
+    __atomic_fetch_add(&c->groups, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->messages, (uint64_t)g->n, __ATOMIC_RELAXED);
+    for (int i = 0; i < g->n; i++)
+        __atomic_fetch_add(g->messages[i].send ? &c->sent_bytes : &c->received_bytes,
+                           g->messages[i].bytes, __ATOMIC_RELAXED);
+}
+
+static int run_group(void *arg)
+{
+    struct group *g = arg;
+    struct ncclComm *c = g->comm;
+    int left = 1, result = 0;
+    while (!c->aborted && atomic_load(&c->serving) != g->ticket)
+        pause_a_little();
+    int code = c->aborted ? 0 : standin_operation("group", ncclRemoteError, &c->aborted);
+    if (code != 0)
+        atomic_store(&c->state, code);
+    bool pageable = standin_number("STANDIN_PAGEABLE", 0) != 0;
+    for (int i = 0; i < g->n && result == 0; i++) {
+        struct message *m = &g->messages[i];
+        char *at = standin_reach(g->device, m->data, m->bytes);
+        if (at != NULL)
+            m->data = at;
+        else if (!pageable)
+            result = cudaErrorIllegalAddress;
+    }
+    while (result == 0 && left > 0 && !c->aborted)
+        if (code != 0 || !step_group(g, &left)) /* after an error it stands still until aborted */
+            pause_a_little();
+    if (result == 0 && left == 0)
+        count_group(g);
+    atomic_fetch_add(&c->serving, 1);
+    unref(c);
+    free(g);
+    return result;
+}
+
+/* The queued messages of one communicator and stream become one operation of the stream. */
+static ncclResult_t launch(struct ncclComm *c, struct CUstream_st *stream)
+{
+    int n = 0;
+    for (int i = 0; i < n_queued; i++)
+        n += queued[i].comm == c && queued[i].stream == stream;
+    struct group *g = calloc(1, sizeof *g + (size_t)n * sizeof g->messages[0]);
+    if (g == NULL)
+        return ncclSystemError;
+    g->comm = c;
+    g->device = c->device;
+    for (int i = 0; i < n_queued; i++)
+        if (queued[i].comm == c && queued[i].stream == stream) {
+            g->messages[g->n++] = queued[i].message;
+            queued[i].comm = NULL;
+        }
+    g->ticket = atomic_fetch_add(&c->next_ticket, 1);
+    atomic_fetch_add(&c->refs, 1);
+    return standin_enqueue(stream, "group", run_group, g) == 0 ? ncclSuccess
+                                                               : ncclUnhandledCudaError;
+}
+
+STANDIN_EXPORT ncclResult_t ncclGroupEnd(void)
+{
+    int code = standin_call("ncclGroupEnd", ncclSystemError);
+    if (--group_depth > 0)
+        return (ncclResult_t)code;
+    ncclResult_t r = (ncclResult_t)code;
+    for (int i = 0; i < n_queued && r == ncclSuccess; i++)
+        if (queued[i].comm != NULL)
+            r = launch(queued[i].comm, queued[i].stream);
+    n_queued = 0;
+    for (int i = 0; i < n_joining && r == ncclSuccess; i++)
+        r = finish_blocking(joining[i]);
+    n_joining = 0;
+    return r;
+}
+
+STANDIN_EXPORT const char *ncclGetErrorString(ncclResult_t code)
+{
+    return code == ncclRemoteError    ? "remote process exited or there was a network error"
+           : code == ncclInvalidUsage ? "invalid usage"
+           : code == ncclInProgress   ? "NCCL operation in progress"
+           : code == ncclSuccess      ? "no error"
+                                      : "an error of the stand-in";
+}
+
+STANDIN_EXPORT const char *ncclGetLastError(ncclComm_t c)
+{
+    return c != NULL && atomic_load(&c->state) == ncclInvalidUsage
+               ? "the id was used before, or one GPU is in two ranks"
+               : "";
+}
