@@ -91,9 +91,9 @@ LIBS_kernels += $(CUDA_LIBS)
 LIBS_transport += -ldl
 LIBS_device += -ldl
 $(patsubst %.c,$(BUILD)/obj/%.o,$(CUDA_ONLY)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include
-$(BUILD)/obj/daemon/device/device.o: CFLAGS_ALL += -DRS_CUDA
+$(BUILD)/obj/daemon/device/device.o $(BUILD)/obj/test/unit/test_transport.o: CFLAGS_ALL += -DRS_CUDA
 endif
-$(BUILD)/obj/daemon/device/device.o: $(CUDA_STAMP)
+$(BUILD)/obj/daemon/device/device.o $(BUILD)/obj/test/unit/test_transport.o: $(CUDA_STAMP)
 
 src_of  = $(filter-out $(if $(filter 1,$(CUDA)),,$(CUDA_ONLY)),$(wildcard daemon/$(1)/*.c)) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))
@@ -171,18 +171,23 @@ $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 # $(BUILD)/standin/standin_X runs $(BUILD)/test/test_X on it: the same program, another library path. Without nvcc each counts
 # as skipped.
 STANDIN := $(BUILD)/standin
-STANDIN_TESTS := device
+STANDIN_TESTS := device transport
 ifeq ($(CUDA),1)
 STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
 STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
     kernels/kernels_scale.c daemon/base/err.c
-STANDIN_LIBS := $(addprefix $(STANDIN)/,libcudart.so.13 libcuda.so.1)
+STANDIN_LIBS := $(addprefix $(STANDIN)/,libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1 libnccl.so.2)
 $(STANDIN)/libcudart.so.13: $(STANDIN_RT) test/standin/cudart.map
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -Wl,--version-script=test/standin/cudart.map -o $@ \
 	    $(filter %.c,$(STANDIN_RT))
+standin_other = $(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -o $@ $^
 $(STANDIN)/libcuda.so.1: test/standin/driver.c $(STANDIN)/libcudart.so.13
-	$(Q)$(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -o $@ $^
+	$(Q)$(standin_other)
+$(STANDIN)/libnvidia-ml.so.1: test/standin/nvml.c $(STANDIN)/libcudart.so.13
+	$(Q)$(standin_other)
+$(STANDIN)/libnccl.so.2: test/standin/nccl.c $(STANDIN)/libcudart.so.13
+	$(Q)$(standin_other)
 $(STANDIN)/standin_%: $(BUILD)/test/test_% $(STANDIN_LIBS)
 	@mkdir -p $(@D)
 	$(Q)printf '#!/bin/sh\nLD_LIBRARY_PATH=%s TEST_DEVICE=cuda exec %s "$$@"\n' $(abspath $(STANDIN)) $(abspath $<) >$@ && chmod +x $@
