@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/api_common.h"
+#include "service/nodes.h"
 #include "service/release.h"
 
 #include "base/banned.h"
@@ -75,9 +76,9 @@ static void api_finish_arena(struct api_call *c, struct arena *a, const Protobuf
 /* --- versions ----------------------------------------------------------------------------------- */
 
 static void record_fill(Reshard__V1__VersionRecord *to, Reshard__V1__Bytes *bytes,
-                        const struct model *m, const struct refit_version *v)
+                        const struct decider *d, const struct refit_version *v)
 {
-    struct refit_bytes moved = refit_version_bytes(m->refit, v);
+    struct refit_bytes moved = refit_version_bytes(d->refit, v);
     reshard__v1__version_record__init(to);
     api_bytes_fill(bytes, &moved);
     to->version = v->version;
@@ -97,7 +98,7 @@ static void record_fill(Reshard__V1__VersionRecord *to, Reshard__V1__Bytes *byte
 
 struct versions {
     struct arena arena;
-    const struct model *model;
+    const struct decider *decider;
     Reshard__V1__VersionRecord **records;
     size_t n, capacity;
 };
@@ -132,16 +133,16 @@ static Reshard__V1__VersionRecord *record_of_row(struct arena *a, const struct l
 }
 
 /* What is in memory is newer than the ledger's row. */
-static Reshard__V1__VersionRecord *record_make(struct arena *a, const struct model *m,
+static Reshard__V1__VersionRecord *record_make(struct arena *a, const struct decider *d,
                                                const struct ledger_version *row)
 {
-    const struct refit_version *v = refit_find_version(m->refit, row->version);
+    const struct refit_version *v = refit_find_version(d->refit, row->version);
     if (v == NULL)
         return record_of_row(a, row);
     Reshard__V1__VersionRecord *r = arena_take(a, 1, sizeof *r);
     Reshard__V1__Bytes *bytes = arena_take(a, 1, sizeof *bytes);
     if (r != NULL && bytes != NULL)
-        record_fill(r, bytes, m, v);
+        record_fill(r, bytes, d, v);
     return bytes != NULL ? r : NULL;
 }
 
@@ -154,18 +155,22 @@ static int version_row(const struct ledger_record *row, void *arg)
     if (mem_grow(&records, &x->capacity, x->n + 1, sizeof(void *)) != 0)
         return RS_ENOMEM;
     x->records = records;
-    x->records[x->n] = record_make(&x->arena, x->model, &row->version);
+    x->records[x->n] = record_make(&x->arena, x->decider, &row->version);
     return x->records[x->n++] == NULL ? RS_ENOMEM : 0;
 }
 
-static int model_of(struct api_call *c, const char *name, struct model **ret, struct err *e)
+static int decider_of(struct api_call *c, const char *name, struct decider **ret, struct err *e)
 {
+    struct service *s = c->service;
     int r = api_name("model", name, e);
     if (r != 0)
         return r;
-    *ret = model_find(c->service, name);
-    if (c->service->stopping)
+    if (s->stopping)
         return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, knows that",
+                       s->config->coordinator);
+    *ret = decider_find(s->coordinator, name);
     return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
 }
 
@@ -173,11 +178,11 @@ static int versions(struct api_call *c, void *request, struct err *e)
 {
     const Reshard__V1__VersionsRequest *q = request;
     struct versions x = {0};
-    struct model *m;
-    int r = model_of(c, q->model, &m, e);
+    struct decider *d;
+    int r = decider_of(c, q->model, &d, e);
     if (r != 0)
         return r;
-    x.model = m;
+    x.decider = d;
     uint32_t most = c->service->config->max_versions;
     uint32_t last = q->last == 0 ? 20 : q->last < most ? q->last : most;
     r = ledger_versions(c->service->ledger, q->model, 0, last, version_row, &x, e);
@@ -260,11 +265,11 @@ static int timeline(struct api_call *c, void *request, struct err *e)
     const Reshard__V1__TimelineRequest *q = request;
     Reshard__V1__TimelineReply reply = RESHARD__V1__TIMELINE_REPLY__INIT;
     struct versions x = {0};
-    struct model *m;
-    int r = model_of(c, q->model, &m, e);
+    struct decider *d;
+    int r = decider_of(c, q->model, &d, e);
     if (r != 0)
         return r;
-    x.model = m;
+    x.decider = d;
     uint32_t most = c->service->config->max_versions;
     uint32_t last = q->version != 0 || q->last == 0 ? 1 : q->last < most ? q->last : most;
     r = ledger_versions(c->service->ledger, q->model, q->version, last, version_row, &x, e);
@@ -287,40 +292,43 @@ void api_timeline(struct rpc_call *call, const void *data, size_t n_bytes)
 
 /* --- status: workers and instances --------------------------------------------------------------- */
 
-static void worker_fill(Reshard__V1__WorkerStatus *to, const struct model *m,
+static void worker_fill(Reshard__V1__WorkerStatus *to, const struct decider *d,
                         const struct refit_worker *w)
 {
-    const struct lease *l = lease_find(m->service, w->id);
+    const struct roster_entry *r = roster_find(d, w->id);
+    const struct service *s = d->coordinator->service;
+    const struct lease *l = w->node == s->node ? lease_find(d->coordinator->service, w->id) : NULL;
     reshard__v1__worker_status__init(to);
     to->worker = w->id;
     to->side = (Reshard__V1__Side)w->layout->side;
     to->layout_name = w->layout->name;
     to->rank = w->rank;
     to->receive = (Reshard__V1__Receive)w->receive;
-    to->state = (Reshard__V1__WorkerState)refit_worker_state(m->refit, w);
+    to->state = (Reshard__V1__WorkerState)refit_worker_state(d->refit, w);
     to->published = w->published;
     to->held = w->held;
     to->applied = w->applied;
     to->doing =
         (char *)(uintptr_t)(l != NULL && l->publishing != NULL ? "publishing"
-                                                               : refit_worker_doing(m->refit, w));
-    if (l == NULL)
+                                                               : refit_worker_doing(d->refit, w));
+    to->node = (char *)(uintptr_t)coordinator_node_name(d->coordinator, w->node);
+    if (r == NULL)
         return;
-    to->device = l->device;
-    to->pid = l->pid;
-    to->segment_bytes = l->segment_bytes;
+    to->device = r->device;
+    to->pid = r->pid;
+    to->segment_bytes = r->segment_bytes;
 }
 
-static void workers_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct model *m)
+static void workers_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct decider *d)
 {
     size_t n = 0;
-    queue_foreach (q, &m->refit->workers)
+    queue_foreach (q, &d->refit->workers)
         n++;
     to->workers = (Reshard__V1__WorkerStatus **)arena_list(a, n, sizeof **to->workers);
     if (to->workers == NULL)
         return;
-    queue_foreach (q, &m->refit->workers)
-        worker_fill(to->workers[to->n_workers++], m, container_of(q, struct refit_worker, link));
+    queue_foreach (q, &d->refit->workers)
+        worker_fill(to->workers[to->n_workers++], d, container_of(q, struct refit_worker, link));
 }
 
 static char *verdict_text(struct arena *a, const struct refit_instance *i, bool in_flight)
@@ -335,26 +343,26 @@ static char *verdict_text(struct arena *a, const struct refit_instance *i, bool 
     return arena_text(a, text);
 }
 
-static void instance_fill(struct arena *a, Reshard__V1__InstanceStatus *to, const struct model *m,
+static void instance_fill(struct arena *a, Reshard__V1__InstanceStatus *to, const struct decider *d,
                           const struct refit_layout *l, uint32_t i)
 {
     uint64_t applied = 0;
     reshard__v1__instance_status__init(to);
     to->layout_name = l->name;
     to->instance = i;
-    to->state = (Reshard__V1__WorkerState)refit_instance_state(m->refit, l, i, &applied);
+    to->state = (Reshard__V1__WorkerState)refit_instance_state(d->refit, l, i, &applied);
     to->applied = applied;
-    to->verdict = verdict_text(a, &l->instances[i], m->refit->in_flight != NULL);
+    to->verdict = verdict_text(a, &l->instances[i], d->refit->in_flight != NULL);
     to->ranks = arena_take(a, l->instances[i].n_ranks, sizeof *to->ranks);
     for (uint32_t r = 0; to->ranks != NULL && r < l->n_ranks; r++)
         if (l->instance_of_rank[r] == i && to->n_ranks < l->instances[i].n_ranks)
             to->ranks[to->n_ranks++] = r;
 }
 
-static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct model *m)
+static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct decider *d)
 {
     size_t n = 0, n_layouts = 0;
-    queue_foreach (q, &m->refit->layouts) {
+    queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
         n += l->side == REFIT_DESTINATION && l->wanted ? l->n_instances : 0;
         n_layouts++;
@@ -363,7 +371,7 @@ static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const 
     to->destination_layouts = arena_take(a, n_layouts, sizeof(char *));
     if (to->instances == NULL || to->destination_layouts == NULL)
         return;
-    queue_foreach (q, &m->refit->layouts) {
+    queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
         if (!l->wanted)
             continue;
@@ -373,15 +381,15 @@ static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const 
         }
         to->destination_layouts[to->n_destination_layouts++] = l->name;
         for (uint32_t i = 0; i < l->n_instances; i++)
-            instance_fill(a, to->instances[to->n_instances++], m, l, i);
+            instance_fill(a, to->instances[to->n_instances++], d, l, i);
     }
 }
 
 /* --- status: models ------------------------------------------------------------------------------ */
 
-static const struct refit_version *newest_ended(const struct model *m)
+static const struct refit_version *newest_ended(const struct decider *d)
 {
-    for (struct queue *q = m->refit->versions.prev; q != &m->refit->versions; q = q->prev) {
+    for (struct queue *q = d->refit->versions.prev; q != &d->refit->versions; q = q->prev) {
         const struct refit_version *v = container_of(q, struct refit_version, link);
         if (refit_phase_final(v->phase.state))
             return v;
@@ -389,14 +397,14 @@ static const struct refit_version *newest_ended(const struct model *m)
     return NULL;
 }
 
-static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct model *m)
+static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct decider *d)
 {
-    const struct refit_version *last = newest_ended(m);
-    if (m->refit->in_flight != NULL) {
+    const struct refit_version *last = newest_ended(d);
+    if (d->refit->in_flight != NULL) {
         struct api_refit_state *s = arena_take(a, 1, sizeof *s);
         if (s == NULL)
             return;
-        api_refit_state_fill(s, m, m->refit->in_flight);
+        api_refit_state_fill(s, d, d->refit->in_flight);
         for (uint32_t i = 0; i < s->n_waiting;
              i++) { /* into the arena, so that there is one owner */
             char *copy = arena_text(a, s->waiting[i]);
@@ -405,21 +413,21 @@ static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct 
         }
         to->in_flight = &s->state;
     }
-    if (m->refit->queued != NULL && (to->queued = arena_take(a, 1, sizeof *to->queued)) != NULL)
-        to->queued[to->n_queued++] = m->refit->queued->version;
+    if (d->refit->queued != NULL && (to->queued = arena_take(a, 1, sizeof *to->queued)) != NULL)
+        to->queued[to->n_queued++] = d->refit->queued->version;
     Reshard__V1__VersionRecord *record = last != NULL ? arena_take(a, 1, sizeof *record) : NULL;
     Reshard__V1__Bytes *bytes = last != NULL ? arena_take(a, 1, sizeof *bytes) : NULL;
     if (record == NULL || bytes == NULL)
         return;
-    record_fill(record, bytes, m, last);
+    record_fill(record, bytes, d, last);
     to->last = record;
 }
 
-static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct model *m)
+static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct decider *d)
 {
-    const struct refit *r = m->refit;
+    const struct refit *r = d->refit;
     reshard__v1__model_status__init(to);
-    to->model = m->name;
+    to->model = d->model;
     to->committed = r->committed;
     to->committed_wall_ns = r->committed_wall_ns;
     uint64_t now = clock_wall_ns();
@@ -431,9 +439,9 @@ static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct mod
     to->epoch = r->epoch;
     to->superseded = r->n_superseded;
     to->aborted = r->n_aborted;
-    versions_fill(a, to, m);
-    instances_fill(a, to, m);
-    workers_fill(a, to, m);
+    versions_fill(a, to, d);
+    instances_fill(a, to, d);
+    workers_fill(a, to, d);
 }
 
 static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)
@@ -453,22 +461,105 @@ static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const str
     to->clients = s->memory != NULL ? memory_server_n_clients(s->memory) : 0;
 }
 
+/* --- status: nodes ------------------------------------------------------------------------------- */
+
+static char *data_plane_text(struct arena *a, const struct coordinator *c, uint32_t i)
+{
+    const struct service *s = c->service;
+    if (i == s->node)
+        return arena_text(a, s->link != NULL ? link_text(s->link) : "stopping");
+    return arena_text(a, c->nodes[i].up ? "ready" : "");
+}
+
+static const char *node_state(const struct peer_view *v)
+{
+    static const char *const names[] = {
+        [PEER_AWAY] = "away", [PEER_HERE] = "here", [PEER_SILENT] = "silent"};
+    return names[v->state];
+}
+
+static void node_fill(struct arena *a, Reshard__V1__NodeStatus *to, const struct coordinator *c,
+                      uint32_t i)
+{
+    const struct service *s = c->service;
+    const struct config *config = s->config;
+    struct peer_view v;
+    nodes_look(c, i, &v);
+    reshard__v1__node_status__init(to);
+    to->name = (char *)(uintptr_t)coordinator_node_name(c, i);
+    to->coordinator = i == s->node;
+    to->state = (char *)(uintptr_t)node_state(&v);
+    to->incarnation = v.incarnation;
+    to->address = config->n_nodes > 0 ? config->nodes[i].address : (char *)(uintptr_t) "";
+    to->data_address = arena_text(a, v.data_address != NULL ? v.data_address : "");
+    to->data_port = c->nodes[i].data_port;
+    to->release = arena_text(a, v.release != NULL ? v.release : "");
+    to->devices = v.n_devices;
+    to->domains = (char **)arena_take(a, v.n_devices, sizeof(char *));
+    for (uint32_t d = 0; to->domains != NULL && d < v.n_devices; d++)
+        to->domains[to->n_domains++] =
+            arena_text(a, v.domain_of_device[d][0] != '\0' ? v.domain_of_device[d] : to->name);
+    to->data_plane = data_plane_text(a, c, i);
+    to->lost = c->nodes[i].n_lost;
+    if (v.heard_ns != 0)
+        to->heard_age_ns = clock_mono_ns() - v.heard_ns;
+    to->round_trip_ns = v.round_trip_ns;
+    to->joins = v.joins;
+    to->refused = v.refused;
+    to->why = arena_text(a, v.state != PEER_HERE && v.why != NULL ? v.why : "");
+}
+
+static void nodes_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct coordinator *c)
+{
+    to->nodes = (Reshard__V1__NodeStatus **)arena_list(a, c->n_nodes, sizeof **to->nodes);
+    for (uint32_t i = 0; to->nodes != NULL && i < c->n_nodes; i++)
+        node_fill(a, to->nodes[to->n_nodes++], c, i);
+}
+
+/* What a node that is not the coordinator knows by itself: of use when the coordinator can't be asked. */
+static void own_models_fill(struct arena *a, Reshard__V1__StatusReply *to, struct service *s)
+{
+    to->models = (Reshard__V1__ModelStatus **)arena_list(a, s->n_models, sizeof **to->models);
+    queue_foreach (q, &s->models) {
+        const struct model *m = container_of(q, struct model, in);
+        if (to->models == NULL)
+            return;
+        Reshard__V1__ModelStatus *x = to->models[to->n_models++];
+        reshard__v1__model_status__init(x);
+        x->model = m->name;
+        x->committed = m->committed.version;
+        x->committed_wall_ns = m->committed.wall_ns;
+    }
+}
+
+static void models_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct coordinator *c,
+                        const struct decider *only)
+{
+    to->models = (Reshard__V1__ModelStatus **)arena_list(a, c->n_deciders, sizeof **to->models);
+    queue_foreach (q, &c->deciders) {
+        struct decider *d = container_of(q, struct decider, in);
+        if (to->models != NULL && (only == NULL || only == d))
+            model_fill(a, to->models[to->n_models++], d);
+    }
+}
+
 static int status(struct api_call *c, void *request, struct err *e)
 {
     const Reshard__V1__StatusRequest *q = request;
     Reshard__V1__StatusReply reply = RESHARD__V1__STATUS_REPLY__INIT;
     struct service *s = c->service;
     struct arena a = {0};
-    struct model *only = NULL;
-    int r = q->model[0] != '\0' ? model_of(c, q->model, &only, e) : 0;
+    struct decider *only = NULL;
+    int r = q->model[0] != '\0' ? decider_of(c, q->model, &only, e) : 0;
     if (r != 0)
         return r;
     daemon_fill(&a, &reply, s);
-    reply.models = (Reshard__V1__ModelStatus **)arena_list(&a, s->n_models, sizeof **reply.models);
-    queue_foreach (mq, &s->models) {
-        struct model *m = container_of(mq, struct model, in);
-        if (reply.models != NULL && (only == NULL || only == m))
-            model_fill(&a, reply.models[reply.n_models++], m);
+    if (s->coordinator != NULL) {
+        nodes_fill(&a, &reply, s->coordinator);
+        models_fill(&a, &reply, s->coordinator, only);
+    } else {
+        reply.session = arena_text(&a, s->peer != NULL ? peer_text(s->peer) : "");
+        own_models_fill(&a, &reply, s);
     }
     api_finish_arena(c, &a, &reply.base);
     return 0;

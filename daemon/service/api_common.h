@@ -11,8 +11,8 @@
 #include "reshard.pb-c.h"
 #include "rpc/pb_budget.h"
 #include "rpc/rpc.h"
+#include "service/coordinator.h"
 #include "service/ops.h"
-#include "service/state.h"
 
 enum { API_MAX_REQUEST_BYTES = 4 << 20, API_SMALL_REQUEST_BYTES = 64 << 10 };
 
@@ -62,7 +62,7 @@ struct api_refit_state {
     char *waiting[16];
     uint32_t n_waiting;
 };
-void api_refit_state_fill(struct api_refit_state *s, const struct model *m,
+void api_refit_state_fill(struct api_refit_state *s, const struct decider *d,
                           const struct refit_version *v);
 void api_refit_state_close(struct api_refit_state *s);
 void api_bytes_fill(Reshard__V1__Bytes *to, const struct refit_bytes *from);

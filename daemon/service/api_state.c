@@ -43,19 +43,19 @@ static void waiting_rest(struct api_refit_state *s, size_t n)
     s->waiting[s->n_waiting++] = rest;
 }
 
-void api_refit_state_fill(struct api_refit_state *s, const struct model *m,
+void api_refit_state_fill(struct api_refit_state *s, const struct decider *d,
                           const struct refit_version *v)
 {
     memset(s, 0, sizeof *s);
     reshard__v1__refit_state__init(&s->state);
-    struct refit_bytes bytes = refit_version_bytes(m->refit, v);
+    struct refit_bytes bytes = refit_version_bytes(d->refit, v);
     api_bytes_fill(&s->bytes, &bytes);
     bool final = refit_phase_final(v->phase.state);
     if (!final)
-        waiting_rest(s, refit_waiting_for(m->refit, v, MOST_WAITING, waiting_add, s));
-    if (!final && v == m->refit->in_flight && m->run.wants_devices)
+        waiting_rest(s, refit_waiting_for(d->refit, v, MOST_WAITING, waiting_add, s));
+    if (!final && v == d->refit->in_flight && d->run.wants_devices)
         waiting_add("devices that a refit of another model uses", s);
-    s->state.model = m->name;
+    s->state.model = d->model;
     s->state.version = v->version;
     s->state.attempt = v->attempt;
     s->state.phase = API_PHASE(v->phase.state);

@@ -33,6 +33,7 @@ static void committed_done(struct poll *p, int code, const char *text, const str
     m.committed_wall_ns = c->committed_wall_ns;
     m.held = c->held;
     m.applied = c->applied;
+    m.age_ns = c->age_ns;
     if (p->stream)
         api_send(x->call, &m.base);
     else
@@ -114,7 +115,7 @@ static void watcher_changed(struct watcher *w, int code, const char *text)
 {
     struct api_watcher *x = container_of(w, struct api_watcher, watcher);
     const struct refit_version *v =
-        code == 0 ? refit_find_version(w->model->refit, w->version) : NULL;
+        code == 0 ? refit_find_version(w->decider->refit, w->version) : NULL;
     struct api_refit_state s;
     if (v == NULL) {
         watcher_close(w);
@@ -122,7 +123,7 @@ static void watcher_changed(struct watcher *w, int code, const char *text)
                         code != 0 ? text : "the version was never durable, or is no longer kept");
         return;
     }
-    api_refit_state_fill(&s, w->model, v);
+    api_refit_state_fill(&s, w->decider, v);
     api_send(x->call, &s.state.base);
     api_refit_state_close(&s);
     if (!refit_phase_final(v->phase.state))

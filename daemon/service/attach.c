@@ -1,7 +1,7 @@
 /* Attach: from the hello to a lease.
  *
- *   hello → pieces* → done → job: bindings checked and encoded → LAYOUT (decider) → MAP, BIND → CHECK of what the
- *   memory claims to hold → ATTACHED (decider) → live
+ *   hello → pieces* → done → job: bindings checked and encoded → MAP, BIND → CHECK of what the memory claims to hold
+ *   → ATTACHED (coordinator, who knows what committed versions look like) → live
  *
  * Whatever fails ends the stream with its reason and leaves nothing behind. A stream that breaks later has a grace
  * time in which `resume` takes the lease up again. */
@@ -440,8 +440,8 @@ static void binding_work(uv_work_t *work)
     binding_free(j->bindings[WIRE_SHADOW]);
 }
 
-static void attach_layout(struct lease *l);
 static void attach_tell(struct lease *l);
+static void after_bind(struct lease *l, int code, const struct err *e);
 
 static void binding_job_free(struct binding_job *j)
 {
@@ -471,7 +471,7 @@ static void binding_done(uv_work_t *work, int status)
     else if (j->code != 0)
         attach_fail(l, j->code, err_text(&j->err, j->code));
     else
-        attach_layout(l);
+        lease_bind(l, after_bind);
     binding_job_free(j);
     service_stop_if_idle(s);
 }
@@ -527,59 +527,24 @@ int op_attach_done(struct attach_stream *st, struct err *e)
     return 0;
 }
 
-/* --- the decider and the data plane ------------------------------------------------------------- */
+/* --- the coordinator ---------------------------------------------------------------------------- */
 
-static void after_bind(struct lease *l, int code, const struct err *e);
-
-static void on_layout_told(struct waiter *w, const struct op_reply *reply)
+/* What it answered is what the memory holds; what was claimed beyond that is not believed. */
+static void contents_settle(struct lease *l, uint64_t held, uint64_t applied)
 {
-    struct lease *l = container_of(w, struct lease, waiter);
-    if (reply->code != 0)
-        attach_fail(l, reply->code, reply->text);
-    else
-        lease_bind(l, after_bind);
-}
-
-static uint32_t *instances_of_ranks(const struct layout *layout, enum refit_side side)
-{
-    uint32_t *instance = mem_calloc(layout->n_ranks, sizeof *instance);
-    if (instance == NULL || side == REFIT_SOURCE)
-        return instance;
-    memset(instance, 0xff, layout->n_ranks * sizeof *instance);
-    for (uint32_t i = 0; i < layout->n_instances; i++)
-        for (uint32_t r = 0; r < layout->instances[i].n_ranks; r++)
-            instance[layout->instances[i].ranks[r]] = i;
-    return instance;
-}
-
-int layout_event(struct model *m, enum refit_side side, const struct layout *layout, bool member,
-                 uint64_t cookie)
-{
-    uint32_t *instance = instances_of_ranks(layout, side);
-    if (instance == NULL)
-        return RS_ENOMEM;
-    struct refit_event ev = {
-        .type = REFIT_EV_LAYOUT,
-        .cookie = cookie,
-        .layout = {.side = side,
-                   .name = layout->name,
-                   .digest = layout->digest,
-                   .instance_of_rank = instance,
-                   .n_ranks = layout->n_ranks,
-                   .n_instances = side == REFIT_SOURCE ? 1 : layout->n_instances,
-                   .member = member}};
-    int r = model_event(m, &ev);
-    mem_free(instance);
-    return r;
-}
-
-static void attach_layout(struct lease *l)
-{
-    l->waiter.done = on_layout_told;
-    uint64_t cookie = waiter_add(l->service, &l->waiter);
-    int r = layout_event(l->model, l->side, l->layout->layout, false, cookie);
-    if (r != 0)
-        service_answer(l->service, cookie, r, "no memory to attach");
+    unsigned receiving = l->receive == REFIT_STAGED_RECEIVE ? WIRE_SHADOW : WIRE_LIVE;
+    struct memory_content *in = &l->content[receiving], *live = &l->content[WIRE_LIVE];
+    l->held = held;
+    l->applied = applied;
+    if (in->version != held)
+        *in = (struct memory_content){.version = held};
+    if (live->version != applied)
+        *live = (struct memory_content){.version = applied};
+    if (l->sums_version != held) {
+        mem_free(l->sums);
+        l->sums = NULL;
+        l->sums_version = 0;
+    }
 }
 
 static void on_attached(struct waiter *w, const struct op_reply *reply)
@@ -590,6 +555,8 @@ static void on_attached(struct waiter *w, const struct op_reply *reply)
         return;
     }
     const char *how = l->known ? "attached again" : "attached";
+    if (!l->known && l->side == REFIT_DESTINATION)
+        contents_settle(l, reply->attempt, reply->value);
     l->known = true;
     l->life = LEASE_LIVE;
     log_info("model %s: %s layout %s rank %u %s: worker %016" PRIx64
@@ -604,65 +571,126 @@ static void on_attached(struct waiter *w, const struct op_reply *reply)
         l->stream->attached(l->stream, &a);
 }
 
+static struct node_report attached_report(const struct lease *l)
+{
+    struct node_report r = {.type = NODE_REPORT_EVENT,
+                            .model = l->model->name,
+                            .event = {.type = REFIT_EV_ATTACHED,
+                                      .attached = {.worker = l->id,
+                                                   .node = l->service->node,
+                                                   .side = l->side,
+                                                   .layout_name = l->layout->layout->name,
+                                                   .rank = l->rank,
+                                                   .receive = l->receive,
+                                                   .accept_automatically = l->accept_automatically,
+                                                   .torn = l->torn,
+                                                   .waits_for = l->waits_for}},
+                            .device = l->device,
+                            .pid = l->pid,
+                            .segment_bytes = l->segment_bytes,
+                            .live_fold = l->content[WIRE_LIVE].fold,
+                            .shadow_fold = l->content[WIRE_SHADOW].fold};
+    memcpy(r.layout, l->layout->layout->digest, sizeof r.layout);
+    return r;
+}
+
+/* By the client's account, with what its memory was found to look like; or a resumed one, of which all is known. */
 static void attach_tell(struct lease *l)
 {
-    struct refit_event ev = {.type = REFIT_EV_ATTACHED,
-                             .attached = {.worker = l->id,
-                                          .node = NODE,
-                                          .side = l->side,
-                                          .layout_name = l->layout->layout->name,
-                                          .rank = l->rank,
-                                          .receive = l->receive,
-                                          .accept_automatically = l->accept_automatically,
-                                          .live = l->claims_live,
-                                          .shadow = l->claims_shadow,
-                                          .torn = l->torn,
-                                          .waits_for = l->waits_for}};
+    struct err e = {0};
+    struct node_report r = attached_report(l);
+    r.event.attached.live = l->claims_live;
+    r.event.attached.shadow = l->claims_shadow;
+    r.opened = l->opened;
     l->waiter.done = on_attached;
-    ev.cookie = waiter_add(l->service, &l->waiter);
-    int r = model_event(l->model, &ev);
-    if (r != 0)
-        service_answer(l->service, ev.cookie, r, "no memory to attach");
+    int code = node_ask(l->service, &r, &l->waiter, &e);
+    if (code != 0)
+        attach_fail(l, code, err_text(&e, code));
+}
+
+/* --- once more ---------------------------------------------------------------------------------- */
+
+static void on_attached_again(struct waiter *w, const struct op_reply *reply)
+{
+    struct lease *l = container_of(w, struct lease, waiter);
+    if (reply->code == 0) {
+        if (l->side == REFIT_DESTINATION) {
+            l->held = reply->attempt;
+            l->applied = reply->value;
+        }
+        return;
+    }
+    if (reply->code == RS_EUNAVAIL)
+        return; /* the session is over again, or it is asked again with the next one */
+    lease_end(l, true, RS_EABORTED, reply->text);
+    leases_sweep(l->service);
+}
+
+/* What is not known as committed here may have been committed since: the coordinator knows. */
+static void memory_tell(const struct lease *l, unsigned memory, uint64_t *ret_claim,
+                        struct node_report *r)
+{
+    const struct memory_content *c = &l->content[memory];
+    if (c->version <= l->model->committed.version) {
+        *ret_claim = c->version;
+        return;
+    }
+    r->event.attached.uncommitted = c->version;
+    r->event.attached.uncommitted_content = c->content;
+}
+
+static void attach_again(struct lease *l)
+{
+    struct err e = {0};
+    struct node_report r = attached_report(l);
+    r.event.attached.tells_memory = true;
+    memory_tell(l, WIRE_LIVE, &r.event.attached.live, &r);
+    if (l->receive == REFIT_STAGED_RECEIVE)
+        memory_tell(l, WIRE_SHADOW, &r.event.attached.shadow, &r);
+    l->waiter.done = on_attached_again;
+    if (node_ask(l->service, &r, &l->waiter, &e) == 0)
+        lease_publish_again(l);
+}
+
+static struct lease *untold(struct service *s)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if ((l->life == LEASE_LIVE || l->life == LEASE_GRACE) && l->told_session != s->session)
+            return l;
+    }
+    return NULL;
+}
+
+void leases_tell(struct service *s)
+{
+    for (struct lease *l; (l = untold(s)) != NULL;) {
+        l->told_session = s->session;
+        attach_again(l);
+    }
 }
 
 /* --- what the memory claims to hold -------------------------------------------------------------- */
 
 static void check_next(struct lease *l);
 
-static bool holds(const struct lease *l, uint64_t version, const uint64_t *table)
-{
-    const struct layout *layout = l->layout->layout;
-    return version != 0 && held_is(l->model->held, version, layout->digest, l->rank,
-                                   held_fold(table, layout->n_tensors));
-}
-
-/* Memory that was being written holds the new version, the old one, or neither. */
+/* The coordinator compares: it knows what versions look like. */
 static void check_take(struct lease *l, struct wire_packet *packet)
 {
-    bool shadow = l->checking == WIRE_SHADOW;
-    uint64_t *claim = shadow ? &l->claims_shadow : &l->claims_live;
-    uint64_t opened = shadow ? 0 : l->opened;
-    const char *name = l->layout->layout->name;
+    unsigned memory = l->checking == WIRE_SHADOW ? WIRE_SHADOW : WIRE_LIVE;
+    bool receiving = memory == WIRE_SHADOW || l->receive == REFIT_IN_PLACE;
+    uint64_t claim = memory == WIRE_SHADOW ? l->claims_shadow
+                     : l->opened != 0      ? l->opened
+                                           : l->claims_live;
     uint64_t *table = NULL;
-    bool receiving = shadow || l->receive == REFIT_IN_PLACE;
-    bool known = lease_table(l, packet, &table, NULL) == 0;
-    if (known && opened != 0 && holds(l, opened, table))
-        *claim = opened;
-    if (!known || !holds(l, *claim, table)) {
-        l->torn |= opened != 0;
-        if (opened != 0)
-            log_warn("model %s: live memory of layout %s rank %u was being written with version "
-                     "%" PRIu64 " and holds no version that is known here: torn",
-                     l->model->name, name, l->rank, opened);
-        else
-            log_warn("model %s: layout %s rank %u says that its %s memory holds version %" PRIu64
-                     ": its content is another, or not known here; taken as empty",
-                     l->model->name, name, l->rank, shadow ? "shadow" : "live", *claim);
-        *claim = 0;
-    } else if (receiving) {
+    if (lease_table(l, packet, &table, NULL) != 0)
+        return; /* a fold of 0 proves nothing */
+    l->content[memory] = (struct memory_content){
+        .version = claim, .fold = held_fold(table, l->layout->layout->n_tensors)};
+    if (receiving) {
         mem_free(l->sums);
         l->sums = table;
-        l->sums_version = *claim;
+        l->sums_version = claim;
         table = NULL;
     }
     mem_free(table);

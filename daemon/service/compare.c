@@ -96,9 +96,9 @@ static int tensor_sum(const struct layout *l, uint32_t t, struct publication *co
 }
 
 /* What some client has computed itself for whole tensor t. */
-static const struct expected_fingerprint *expected_find(const struct layout *l, uint32_t t,
-                                                        struct publication *const *publications,
-                                                        uint32_t *ret_rank)
+static const struct publication_print *expected_find(const struct layout *l, uint32_t t,
+                                                     struct publication *const *publications,
+                                                     uint32_t *ret_rank)
 {
     for (uint32_t rank = 0; rank < l->n_ranks; rank++)
         for (uint32_t i = 0; publications[rank] != NULL && i < publications[rank]->n_expected; i++)
@@ -114,7 +114,7 @@ static int expected_check(const struct layout *l, uint32_t t,
                           struct err *e)
 {
     uint32_t rank;
-    const struct expected_fingerprint *x = expected_find(l, t, publications, &rank);
+    const struct publication_print *x = expected_find(l, t, publications, &rank);
     struct box whole = box_whole(l->tensors[t].n_dims, l->tensors[t].shape);
     if (x == NULL)
         return 0;

@@ -54,6 +54,8 @@ struct data_plane_link {
     uint64_t next_request;
     uint64_t restarts;
     uint64_t ready_ns;
+    uint16_t data_port;      /* of the child that is ready */
+    uint64_t lease_until_ns; /* 0: none is kept */
     uint32_t backoff_ms;
     char why[256]; /* of the last death */
     char text[300];
@@ -94,6 +96,11 @@ uint64_t link_restarts(const struct data_plane_link *l)
 int32_t link_pid(const struct data_plane_link *l)
 {
     return l->process_open && !l->reaped ? l->process.pid : 0;
+}
+
+uint16_t link_data_port(const struct data_plane_link *l)
+{
+    return l->state == LINK_READY ? l->data_port : 0;
 }
 
 bool link_waits(const struct link_request *r)
@@ -452,19 +459,41 @@ void link_kill(struct data_plane_link *l, const char *why)
     (void)uv_process_kill(&l->process, SIGKILL);
 }
 
+static void lease_send(struct data_plane_link *l)
+{
+    struct wire_lease body = {.until_ns = l->lease_until_ns};
+    struct wire_header h = {.type = WIRE_LEASE, .incarnation = l->incarnation};
+    struct err e = {0};
+    int r = packet_send(l, &h, &body, sizeof body, NULL, 0, NULL, 0, &e);
+    if (r != 0) /* the lease that it has runs out before long, which is safe */
+        log_warn("data plane: the lease could not be told: %s", err_text(&e, r));
+}
+
+void link_lease(struct data_plane_link *l, uint64_t until_ns)
+{
+    l->lease_until_ns = until_ns;
+    if (l->state == LINK_READY)
+        lease_send(l);
+}
+
 static void on_hello(struct link_request *r, int code, struct wire_packet *packet,
                      const struct err *e)
 {
     struct data_plane_link *l = container_of(r, struct data_plane_link, hello);
-    (void)packet;
+    struct wire_ready ready = {0};
     if (code != 0) {
         if (code != RS_EPEER && code != RS_ECANCELED)
             link_kill(l, err_text(e, code));
         return;
     }
+    if (packet->header.body_bytes >= sizeof ready)
+        memcpy(&ready, packet->body, sizeof ready);
+    l->data_port = ready.data_port;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();
     l->why[0] = '\0';
+    if (l->lease_until_ns != 0)
+        lease_send(l);
     log_info("data plane ready: pid %d, restarts %" PRIu64, (int)l->process.pid, l->restarts);
     l->events.ready(l->events.arg);
 }
@@ -482,6 +511,7 @@ static int hello_send(struct data_plane_link *l, struct err *e)
                                .domain_bytes_per_s = c->domain_gbytes_per_s * 1e9};
     (void)snprintf(hello.backend, sizeof hello.backend, "%s", c->backend);
     (void)snprintf(hello.transport, sizeof hello.transport, "%s", c->transport);
+    (void)snprintf(hello.data_address, sizeof hello.data_address, "%s", c->data_address);
     l->hello = (struct link_request){.done = on_hello};
     return submit(l, &l->hello, (struct wire_header){.type = WIRE_HELLO}, &hello, sizeof hello,
                   NULL, 0, NULL, 0, HELLO_TIMEOUT_MS, e);

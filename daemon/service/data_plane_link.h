@@ -55,6 +55,10 @@ enum link_state link_state(const struct data_plane_link *l);
 const char *link_text(const struct data_plane_link *l);
 uint64_t link_restarts(const struct data_plane_link *l);
 int32_t link_pid(const struct data_plane_link *l); /* 0: none */
+/* Where the child that is ready listens for other nodes' data planes; 0: nowhere. */
+uint16_t link_data_port(const struct data_plane_link *l);
+/* Bytes may move until then (monotonic ns; the child looks itself): told to this child and to those after it. */
+void link_lease(struct data_plane_link *l, uint64_t until_ns);
 
 /* Sends and waits for the answer. h needs type, model … worker; the link fills in incarnation and request. fds are
  * duplicated where they can't be sent at once. 0: done will be called, later, once. RS_EUNAVAIL: no child is ready;

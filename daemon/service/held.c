@@ -2,9 +2,9 @@
 
 #include <string.h>
 
+#include "base/err.h"
 #include "base/mem.h"
 #include "service/mix.h"
-#include "service/state.h"
 
 #include "base/banned.h"
 
@@ -81,9 +81,4 @@ bool held_is(const struct held_store *h, uint64_t version, const uint8_t digest[
         if (h->rows[i].version == version && row_has(&h->rows[i], digest, rank, fold))
             return true;
     return false;
-}
-
-void held_commit(struct model *m)
-{
-    (void)held_load(m->held, m->run.version, m->fingerprints, m->n_fingerprints_bytes);
 }

@@ -10,7 +10,6 @@
 
 #include "base/buf.h"
 
-struct model;
 struct held_store;
 
 enum { HELD_VERSIONS = 16 }; /* older ones are forgotten */
@@ -27,7 +26,5 @@ int held_load(struct held_store *h, uint64_t version, const void *row, size_t n_
 /* True where that rank's memory, folded so, is that version. */
 bool held_is(const struct held_store *h, uint64_t version, const uint8_t layout_digest[16],
              uint32_t rank, uint64_t fold);
-/* The attempt of m has committed: its row counts from now on. */
-void held_commit(struct model *m);
 
 #endif

@@ -11,6 +11,8 @@
 #include "service/held.h"
 #include "service/lease.h"
 #include "service/mix.h"
+#include "service/part.h"
+#include "service/peers.h"
 
 #include "base/banned.h"
 
@@ -119,17 +121,6 @@ void lease_bind(struct lease *l, void (*after)(struct lease *l, int code, const 
 
 /* --- a new data plane --------------------------------------------------------------------------- */
 
-static void node_up(struct service *s)
-{
-    s->node_up = true;
-    log_info("data plane serves: workers %u", s->n_leases);
-    queue_foreach (q, &s->models) {
-        struct model *m = container_of(q, struct model, in);
-        struct refit_event ev = {.type = REFIT_EV_NODE_UP, .node = {.node = NODE}};
-        (void)model_event(m, &ev);
-    }
-}
-
 static void rebind_ended(struct lease *l)
 {
     if (!l->rebinding)
@@ -141,11 +132,25 @@ static void rebind_ended(struct lease *l)
 
 static void after_rebind(struct lease *l, int code, const struct err *e)
 {
-    struct service *s = l->service;
     if (code != 0 && code != RS_EPEER && code != RS_EUNAVAIL && code != RS_EDEADLINE)
         lease_end(l, true, RS_EABORTED, err_text(e, code)); /* ends the rebinding too */
     rebind_ended(l);
-    leases_sweep(s);
+}
+
+static bool is_live(const struct lease *l)
+{
+    return l->life == LEASE_LIVE || l->life == LEASE_GRACE;
+}
+
+/* One that is to be bound again and is not on its way yet; NULL: none. */
+static struct lease *rebind_next(struct service *s)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->rebinding && !l->mapped)
+            return l;
+    }
+    return NULL;
 }
 
 void leases_rebind(struct service *s)
@@ -153,23 +158,18 @@ void leases_rebind(struct service *s)
     s->n_rebinding = 0;
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        l->rebinding = l->life == LEASE_LIVE || l->life == LEASE_GRACE;
+        l->rebinding = is_live(l);
         s->n_rebinding += l->rebinding;
     }
-    if (s->n_rebinding == 0) {
+    if (s->n_rebinding == 0)
         node_up(s);
-        return;
-    }
-    queue_foreach_safe (q, tmp, &s->leases) {
-        struct lease *l = container_of(q, struct lease, in);
-        if (l->rebinding)
-            lease_bind(l, after_rebind);
-    }
+    for (struct lease *l; (l = rebind_next(s)) != NULL;)
+        lease_bind(l, after_rebind);
+    leases_sweep(s);
 }
 
 void leases_lost_data_plane(struct service *s)
 {
-    s->node_up = false;
     s->n_rebinding = 0;
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
@@ -221,26 +221,79 @@ static uint64_t publication_name(const struct lease *l, const struct publication
     return id != 0 ? id : 1;
 }
 
+static struct node_report report_of(const struct lease *l, enum refit_event_type type)
+{
+    return (struct node_report){
+        .type = NODE_REPORT_EVENT, .model = l->model->name, .event = {.type = type}};
+}
+
+/* Tensors of which this rank holds nothing have nothing to tell. */
+static struct publication_print *prints_make(const struct lease *l, const struct publication *p,
+                                             uint32_t *ret_n)
+{
+    struct box box[1];
+    struct publication_print *prints = mem_calloc(p->n_tensors, sizeof *prints);
+    for (uint32_t t = 0; prints != NULL && t < p->n_tensors; t++)
+        if (layout_shards(l->layout->layout, t, l->rank, box, 1) > 0)
+            prints[(*ret_n)++] = (struct publication_print){t, p->fingerprints[t]};
+    return prints;
+}
+
+/* cookie 0: nobody waits for the answer. */
+static int published_tell(struct lease *l, uint64_t cookie)
+{
+    const struct publication *p = l->published;
+    struct node_report r = report_of(l, REFIT_EV_PUBLISHED);
+    uint32_t n = 0;
+    struct publication_print *prints = p->fingerprints != NULL ? prints_make(l, p, &n) : NULL;
+    if (p->fingerprints != NULL && prints == NULL)
+        return RS_ENOMEM;
+    r.event.cookie = cookie;
+    r.event.published.worker = l->id;
+    r.event.published.version = p->version;
+    r.event.published.publication = p->id;
+    r.has_prints = prints != NULL;
+    r.prints = prints;
+    r.n_prints = n;
+    r.expected = p->expected;
+    r.n_expected = p->n_expected;
+    int code = node_tell(l->service, &r);
+    mem_free(prints);
+    return code;
+}
+
+void lease_publish_again(struct lease *l)
+{
+    if (l->published != NULL && published_tell(l, 0) == RS_ENOMEM)
+        log_error("model %s: no memory to report what layout %s rank %u has published",
+                  l->model->name, l->layout->layout->name, l->rank);
+}
+
+static void publish_refuse(struct lease *l, int code, const char *text)
+{
+    struct publication *p = l->publishing;
+    l->publishing = NULL;
+    publication_unref(p);
+    service_answer(l->service, l->publish_cookie, code, text);
+}
+
 static void publish_finish(struct lease *l, int code, const char *text)
 {
     struct publication *p = l->publishing;
     uint64_t cookie = l->publish_cookie;
-    l->publishing = NULL;
     if (code != 0) {
-        publication_unref(p);
-        service_answer(l->service, cookie, code, text);
+        publish_refuse(l, code, text);
         return;
     }
+    l->publishing = NULL;
     p->id = publication_name(l, p);
     publication_unref(l->published);
     l->published = p;
-    struct refit_event ev = {
-        .type = REFIT_EV_PUBLISHED,
-        .cookie = cookie,
-        .published = {.worker = l->id, .version = p->version, .publication = p->id}};
-    int r = model_event(l->model, &ev);
-    if (r != 0)
-        service_answer(l->service, cookie, r, err_name(r));
+    l->waits_for = p->version;
+    code = published_tell(l, cookie);
+    if (code != 0)
+        service_answer(l->service, cookie, code,
+                       "the coordinator could not be told; publish again");
 }
 
 static void on_published(struct link_request *r, int code, struct wire_packet *packet,
@@ -304,52 +357,92 @@ static int publish_send(struct lease *l, struct err *e)
                        l->service->config->memory_timeout_ms, e);
 }
 
+static void publish_begin(struct lease *l)
+{
+    struct err e = {0};
+    if (l->service->config->verify[0] == 'o') {
+        publish_finish(l, 0, "");
+        return;
+    }
+    int r = l->bound ? publish_send(l, &e)
+                     : err_set(&e, RS_EUNAVAIL, "the data plane is being replaced; try again");
+    if (r != 0)
+        publish_refuse(l, r, err_text(&e, r));
+}
+
+/* Whether it may publish: 1 where it has done so already. */
+static void on_may_publish(struct waiter *w, const struct op_reply *reply)
+{
+    struct lease *l = container_of(w, struct lease, ask);
+    const struct publication *before = l->published;
+    if (reply->code != 0) {
+        publish_refuse(l, reply->code, reply->text);
+        return;
+    }
+    if (reply->value == 0) {
+        publish_begin(l);
+        return;
+    }
+    struct op_reply done = {
+        .text = "",
+        .value = before != NULL && before->version == l->publishing->version ? before->id : 0};
+    struct publication *p = l->publishing;
+    l->publishing = NULL;
+    publication_unref(p);
+    service_reply(l->service, l->publish_cookie, &done);
+}
+
+static int publish_ask(struct lease *l, struct waiter *w, struct err *e)
+{
+    struct node_report r = {.type = NODE_REPORT_PUBLISH_ASK,
+                            .model = l->model->name,
+                            .worker = l->id,
+                            .version = l->publishing->version};
+    l->ask.done = on_may_publish;
+    l->publish_cookie = waiter_add(l->service, w);
+    w->asked = true; /* from now on the coordinator has the last word */
+    int code = node_ask(l->service, &r, &l->ask, e);
+    if (code != 0)
+        waiter_forget(w);
+    return code;
+}
+
 int lease_publish(struct lease *l, uint64_t version, const struct op_expected *expected,
                   size_t n_expected, struct waiter *w, struct err *e)
 {
-    int r = refit_publish_check(l->model->refit, l->id, version, e);
-    if (r < 0)
-        return r;
-    if (r == 1) {
-        struct op_reply reply = {.value = refit_find_worker(l->model->refit, l->id)->publication};
-        w->done(w, &reply);
-        return 0;
-    }
     if (l->publishing != NULL)
         return err_set(e, RS_EPRECOND,
                        "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
                        l->publishing->version);
-    if (!l->bound)
-        return err_set(e, RS_EUNAVAIL, "the data plane is being replaced; try again");
     struct publication *p = mem_zalloc(sizeof *p);
     if (p == NULL)
         return err_set(e, RS_ENOMEM, "no memory to publish");
     *p = (struct publication){
         .refs = 1, .version = version, .n_tensors = l->layout->layout->n_tensors};
     l->publishing = p;
-    r = expected_copy(l, p, expected, n_expected, e);
-    bool fingerprint = l->service->config->verify[0] != 'o';
-    if (r == 0 && fingerprint)
-        r = publish_send(l, e);
+    int r = expected_copy(l, p, expected, n_expected, e);
+    if (r == 0)
+        r = publish_ask(l, w, e);
     if (r != 0) {
         l->publishing = NULL;
         publication_unref(p);
-        return r;
     }
-    l->publish_cookie = waiter_add(l->service, w);
-    if (!fingerprint)
-        publish_finish(l, 0, "");
-    return 0;
+    return r;
 }
 
 /* --- apply -------------------------------------------------------------------------------------- */
 
 static void applied(struct lease *l, int code, const char *text)
 {
-    struct refit_event ev = {
-        .type = REFIT_EV_APPLIED,
-        .applied = {.worker = l->id, .version = l->apply_version, .code = code, .text = text}};
-    (void)model_event(l->model, &ev);
+    struct node_report r = report_of(l, REFIT_EV_APPLIED);
+    r.event.applied.worker = l->id;
+    r.event.applied.version = l->apply_version;
+    r.event.applied.code = code;
+    r.event.applied.text = text;
+    l->torn = code != 0;
+    (void)node_tell(l->service, &r); /* without a session it is told when there is one again */
+    leases_sweep(l->service);
+    peers_quiet(l->service->peers);
 }
 
 static int applied_check(struct lease *l, struct wire_packet *packet, struct err *e)
@@ -369,6 +462,13 @@ static int applied_check(struct lease *l, struct wire_packet *packet, struct err
                     layout->tensors[t].name, layout->name, l->rank, table[t], l->sums[t]);
         break;
     }
+    if (r == 0)
+        l->content[WIRE_LIVE] =
+            (struct memory_content){.version = l->apply_version,
+                                    .fold = held_fold(table, layout->n_tensors),
+                                    .content = l->content[WIRE_SHADOW].version == l->apply_version
+                                                   ? l->content[WIRE_SHADOW].content
+                                                   : 0};
     mem_free(table);
     return r;
 }
@@ -387,27 +487,19 @@ static void on_applied(struct link_request *r, int code, struct wire_packet *pac
     applied(l, code, code == 0 ? "" : err_text(&mine, code));
 }
 
-void lease_apply(struct model *m, const struct refit_action *a)
+void lease_apply(struct lease *l, uint64_t version)
 {
     struct err e = {0};
-    struct lease *l = lease_find(m->service, a->worker);
     struct wire_header h = {
-        .type = WIRE_APPLY, .model = m->id, .worker = a->worker, .version = a->version};
-    if (l == NULL)
-        return; /* its end has been told already, which ends the apply too */
-    l->apply_version = a->version;
+        .type = WIRE_APPLY, .model = l->model->id, .worker = l->id, .version = version};
+    l->apply_version = version;
     l->apply = (struct link_request){.done = on_applied};
-    int r = link_submit(m->service->link, &l->apply, h, NULL, 0, NULL, 0, NULL, 0,
-                        m->service->config->memory_timeout_ms, &e);
+    int r = link_submit(l->service->link, &l->apply, h, NULL, 0, NULL, 0, NULL, 0,
+                        l->service->config->memory_timeout_ms, &e);
     if (r != 0)
         applied(l, r, err_text(&e, r));
-}
-
-void lease_tell(struct model *m, const struct refit_action *a)
-{
-    struct lease *l = lease_find(m->service, a->worker);
-    if (l != NULL && l->stream != NULL)
-        l->stream->tell(l->stream, a->tell, a->version, a->attempt, a->text != NULL ? a->text : "");
+    else
+        l->content[WIRE_LIVE] = (struct memory_content){0};
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -434,8 +526,9 @@ void lease_end(struct lease *l, bool for_good, int code, const char *reason)
     (void)uv_timer_stop(&l->grace);
     link_forget(l->service->link, &l->bind);
     link_forget(l->service->link, &l->publish);
+    waiter_forget(&l->ask);
     if (l->publishing != NULL)
-        publish_finish(l, RS_EABORTED, reason);
+        publish_refuse(l, RS_EABORTED, reason);
     waiter_forget(&l->waiter);
     for (uint32_t i = 0; i < l->n_segments; i++)
         segment_unuse(l->segments[i]);
@@ -443,9 +536,12 @@ void lease_end(struct lease *l, bool for_good, int code, const char *reason)
         l->n_segments = 0;
     stream_end(l, attached && for_good, code, reason);
     if (l->known) {
-        struct refit_event ev = {.type = REFIT_EV_LEFT,
-                                 .left = {.worker = l->id, .for_good = for_good, .reason = reason}};
-        (void)model_event(l->model, &ev);
+        struct node_report r = report_of(l, REFIT_EV_LEFT);
+        r.event.left.worker = l->id;
+        r.event.left.for_good = for_good;
+        r.event.left.reason = reason;
+        (void)node_tell(l->service,
+                        &r); /* without a session it is not reported when there is one again */
     }
     rebind_ended(l);
 }
@@ -492,15 +588,14 @@ static void unbind_send(struct lease *l)
 
 static bool lease_busy(const struct lease *l)
 {
-    const struct refit_worker *w = refit_find_worker(l->model->refit, l->id);
-    return link_waits(&l->apply) || (w != NULL && refit_worker_busy(l->model->refit, w));
+    return link_waits(&l->apply) || part_uses(l->model->part, l);
 }
 
 void leases_sweep(struct service *s)
 {
     queue_foreach_safe (q, tmp, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        if (l->life != LEASE_LEAVING || l->job || l->model->stepping)
+        if (l->life != LEASE_LEAVING || l->job)
             continue;
         if (l->mapped && !s->stopping) {
             if (!l->waits_unbind && link_state(s->link) == LINK_READY && !lease_busy(l))
@@ -516,12 +611,19 @@ void leases_sweep(struct service *s)
     }
 }
 
+static struct lease *lease_of_client(struct service *s, uint64_t client)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->client == client && l->life != LEASE_LEAVING)
+            return l;
+    }
+    return NULL;
+}
+
 void leases_client_ended(struct service *s, const struct memory_client *client)
 {
-    queue_foreach_safe (q, tmp, &s->leases) {
-        struct lease *l = container_of(q, struct lease, in);
-        if (l->client == client->id)
-            lease_end(l, false, RS_EUNAUTH, "its client's process or memory socket ended");
-    }
+    for (struct lease *l; (l = lease_of_client(s, client->id)) != NULL;)
+        lease_end(l, false, RS_EUNAUTH, "its client's process or memory socket ended");
     leases_sweep(s);
 }

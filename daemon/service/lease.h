@@ -11,5 +11,7 @@ int lease_table(struct lease *l, struct wire_packet *packet, uint64_t **ret, str
 /* As op_publish, for a lease whose owner asks. */
 int lease_publish(struct lease *l, uint64_t version, const struct op_expected *expected,
                   size_t n_expected, struct waiter *w, struct err *e);
+/* Reports what it has published once more. */
+void lease_publish_again(struct lease *l);
 
 #endif

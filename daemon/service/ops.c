@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "service/coordinator.h"
 #include "service/lease.h"
 #include "service/mix.h"
 
@@ -31,9 +32,8 @@ struct layout_job {
 static void layout_job_end(struct layout_job *j, int code, const char *text, bool known)
 {
     struct service *s = j->service;
-    struct refit_action reply = {
-        .type = REFIT_DO_REPLY, .cookie = j->cookie, .code = code, .text = text, .value = known};
-    service_reply(s, &reply);
+    struct op_reply reply = {.code = code, .text = text, .value = known};
+    service_reply(s, j->cookie, &reply);
     layout_entry_unref(j->entry);
     layout_free(j->layout);
     mem_free(j->json);
@@ -97,7 +97,7 @@ static void layout_store(struct layout_job *j)
         return;
     }
     j->entry = layout_entry_ref(entry);
-    if (entry->durable)
+    if (entry->durable || j->service->ledger == NULL)
         layout_job_end(j, 0, "", true);
     else if ((r = layout_write(j)) != 0)
         layout_job_end(j, r, "no memory to write the layout", false);
@@ -155,18 +155,10 @@ static int lease_own(struct service *s, uint64_t client, uint64_t worker, struct
     return 0;
 }
 
-/* Gives the event with the waiter's cookie; what the decider answers ends the waiter. */
-static int event_wait(struct model *m, struct refit_event *ev, struct waiter *w, struct err *e)
+static struct node_report report_of(const struct lease *l, enum refit_event_type type)
 {
-    uint64_t cookie = ev->cookie = waiter_add(m->service, w);
-    int r = model_event(m, ev);
-    if (r == 0)
-        return 0;
-    if (!waits(m->service, cookie))
-        return 0; /* it was answered all the same */
-    waiter_forget(w);
-    return err_set(e, r, "%s",
-                   r == RS_EUNAVAIL ? "the daemon is stopping" : "no memory for the request");
+    return (struct node_report){
+        .type = NODE_REPORT_EVENT, .model = l->model->name, .event = {.type = type}};
 }
 
 int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
@@ -185,9 +177,11 @@ int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
     int r = lease_own(s, client, worker, &l, e);
     if (r != 0)
         return r;
-    struct refit_event ev = {.type = REFIT_EV_READY,
-                             .ready = {.worker = worker, .version = version}};
-    return event_wait(l->model, &ev, w, e);
+    struct node_report report = report_of(l, REFIT_EV_READY);
+    report.event.ready.worker = worker;
+    report.event.ready.version = version;
+    l->waits_for = version;
+    return node_ask(s, &report, w, e);
 }
 
 int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
@@ -197,13 +191,14 @@ int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t vers
     int r = lease_own(s, client, worker, &l, e);
     if (r != 0)
         return r;
-    struct refit_event ev = {.type = REFIT_EV_VERDICT,
-                             .verdict = {.worker = worker,
-                                         .version = version,
-                                         .attempt = attempt,
-                                         .accept = accept,
-                                         .reason = reason}};
-    return event_wait(l->model, &ev, w, e);
+    struct node_report report = report_of(l, REFIT_EV_VERDICT);
+    report.event.verdict.worker = worker;
+    report.event.verdict.version = version;
+    report.event.verdict.attempt = attempt;
+    report.event.verdict.accept = accept;
+    report.event.verdict.reason = reason;
+    l->waits_for = version;
+    return node_ask(s, &report, w, e);
 }
 
 int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t version, bool skip,
@@ -215,41 +210,63 @@ int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
         return r;
     if (!skip && !l->bound)
         return err_set(e, RS_EUNAVAIL, "the data plane is being replaced; try again");
-    struct refit_event ev = {.type = REFIT_EV_APPLY,
-                             .apply = {.worker = worker, .version = version, .skip = skip}};
-    return event_wait(l->model, &ev, w, e);
-}
-
-static int model_known(struct service *s, const char *name, struct model **ret, struct err *e)
-{
-    if (s->stopping)
-        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
-    *ret = model_find(s, name);
-    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
+    struct node_report report = report_of(l, REFIT_EV_APPLY);
+    report.event.apply.worker = worker;
+    report.event.apply.version = version;
+    report.event.apply.skip = skip;
+    return node_ask(s, &report, w, e);
 }
 
 int op_mark(struct service *s, uint64_t client, const char *model, uint64_t version,
             const char *name, uint64_t worker, struct waiter *w, struct err *e)
 {
-    struct model *m;
     struct lease *l = NULL;
-    int r = model_known(s, model, &m, e);
-    if (r == 0 && worker != 0)
-        r = lease_own(s, client, worker, &l, e);
+    if (s->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    int r = worker != 0 ? lease_own(s, client, worker, &l, e) : 0;
     if (r != 0)
         return r;
-    struct refit_event ev = {.type = REFIT_EV_MARK,
-                             .mark = {.version = version, .name = name, .worker = worker}};
-    return event_wait(m, &ev, w, e);
+    struct node_report report = {
+        .type = NODE_REPORT_EVENT,
+        .model = model,
+        .event = {.type = REFIT_EV_MARK,
+                  .mark = {.version = version, .name = name, .worker = worker}}};
+    return node_ask(s, &report, w, e);
 }
 
-/* --- refits ------------------------------------------------------------------------------------- */
+/* --- refits: the coordinator's ------------------------------------------------------------------- */
+
+static int decider_known(struct service *s, const char *name, struct decider **ret, struct err *e)
+{
+    if (s->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, decides that",
+                       s->config->coordinator);
+    *ret = decider_find(s->coordinator, name);
+    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
+}
+
+/* Gives the event with the waiter's cookie; what the decider answers ends the waiter. */
+static int event_wait(struct decider *d, struct refit_event *ev, struct waiter *w, struct err *e)
+{
+    struct service *s = d->coordinator->service;
+    uint64_t cookie = ev->cookie = waiter_add(s, w);
+    int r = decider_event(d, ev);
+    if (r == 0)
+        return 0;
+    if (!waits(s, cookie))
+        return 0; /* it was answered all the same */
+    waiter_forget(w);
+    return err_set(e, r, "%s",
+                   r == RS_EUNAVAIL ? "the daemon is stopping" : "no memory for the request");
+}
 
 /* What a version is: the layouts of its model, by role and name, and the options. */
-static void content_digest(const struct model *m, const struct op_submit *o, uint8_t ret[16])
+static void content_digest(const struct decider *d, const struct op_submit *o, uint8_t ret[16])
 {
     uint64_t sum = 0;
-    queue_foreach (q, &m->refit->layouts) {
+    queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
         uint64_t one = mix_bytes(l->side, l->name, strlen(l->name));
         if (l->wanted) /* a sum: the order of attaching does not matter */
@@ -261,10 +278,10 @@ static void content_digest(const struct model *m, const struct op_submit *o, uin
 }
 
 /* The same for people, a line each; the caller's to close. */
-static void content_words(const struct model *m, const struct op_submit *o, struct buf *ret)
+static void content_words(const struct decider *d, const struct op_submit *o, struct buf *ret)
 {
     buf_init(ret);
-    queue_foreach (q, &m->refit->layouts) {
+    queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
         char digest[33];
         layout_digest_text(l->digest, digest);
@@ -277,14 +294,14 @@ static void content_words(const struct model *m, const struct op_submit *o, stru
 
 int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, struct err *e)
 {
-    struct model *m;
+    struct decider *d;
     uint8_t content[16];
-    int r = model_known(s, o->model, &m, e);
+    int r = decider_known(s, o->model, &d, e);
     if (r != 0)
         return err_prefix(e, r, "nobody has attached to it");
     struct buf words;
-    content_digest(m, o, content);
-    content_words(m, o, &words);
+    content_digest(d, o, content);
+    content_words(d, o, &words);
     struct refit_event ev = {
         .type = REFIT_EV_SUBMIT,
         .submit = {.version = o->version,
@@ -299,7 +316,7 @@ int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, st
                    .prepare_timeout_ms = o->prepare_timeout_ms,
                    .transfer_timeout_ms = o->transfer_timeout_ms,
                    .accept_timeout_ms = o->accept_timeout_ms}};
-    r = event_wait(m, &ev, w, e);
+    r = event_wait(d, &ev, w, e);
     buf_close(&words);
     return r;
 }
@@ -307,26 +324,39 @@ int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, st
 int op_abort(struct service *s, const char *model, uint64_t version, const char *reason,
              struct waiter *w, struct err *e)
 {
-    struct model *m;
-    int r = model_known(s, model, &m, e);
+    struct decider *d;
+    int r = decider_known(s, model, &d, e);
     if (r != 0)
         return r;
     struct refit_event ev = {.type = REFIT_EV_ABORT,
                              .abort = {.version = version, .reason = reason}};
-    return event_wait(m, &ev, w, e);
+    return event_wait(d, &ev, w, e);
 }
 
 int op_evict(struct service *s, uint64_t worker, const char *reason, struct waiter *w,
              struct err *e)
 {
-    struct lease *l = lease_find(s, worker);
     char text[300];
-    if (l == NULL)
+    const struct roster_entry *r = NULL;
+    const struct decider *d = NULL;
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, decides that",
+                       s->config->coordinator);
+    queue_foreach (q, &s->coordinator->deciders) {
+        d = container_of(q, struct decider, in);
+        if ((r = roster_find(d, worker)) != NULL)
+            break;
+    }
+    if (r == NULL)
         return err_set(e, RS_ENOTFOUND, "no worker %016" PRIx64, worker);
     (void)snprintf(text, sizeof text, "evicted: %.256s",
                    reason[0] != '\0' ? reason : "by an operator");
-    lease_end(l, true, RS_EABORTED, text);
-    leases_sweep(s);
+    struct node_order o = {
+        .type = NODE_ORDER_EVICT, .model = d->model, .worker = worker, .text = text};
+    int code = coordinator_order(s->coordinator, r->node, &o);
+    if (code != 0)
+        return err_set(e, code, "node %s can't be told now; its workers leave with it",
+                       coordinator_node_name(s->coordinator, r->node));
     struct op_reply reply = {.text = ""};
     w->done(w, &reply);
     return 0;

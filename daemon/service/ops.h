@@ -17,6 +17,7 @@
 #include "refit/refit.h"
 
 struct service;
+struct decider;
 struct model;
 struct lease;
 
@@ -30,6 +31,7 @@ struct op_reply {
 struct waiter {
     struct queue in;
     uint64_t cookie; /* 0: not waiting */
+    bool asked;      /* the coordinator was asked: it ends with the session */
     void (*done)(struct waiter *w, const struct op_reply *reply);
 };
 
@@ -142,6 +144,7 @@ int op_evict(struct service *s, uint64_t worker, const char *reason, struct wait
 struct committed {
     const char *model;
     uint64_t version, committed_wall_ns;
+    uint64_t age_ns;        /* how old this node's knowledge may be; 0 on the coordinator */
     uint64_t held, applied; /* by the asking worker; 0: none asked */
 };
 
@@ -170,11 +173,11 @@ int op_watch_committed(struct service *s, uint64_t client, const char *model, ui
 void poll_close(struct poll *p);
 
 struct watcher {
-    struct queue in; /* model.watchers */
+    struct queue in; /* decider.watchers */
     struct service *service;
-    struct model *model;
+    struct decider *decider;
     uint64_t version;
-    /* The state has changed (read it from the model), or code tells the end. */
+    /* The state has changed (read it from the decider), or code tells the end. */
     void (*changed)(struct watcher *w, int code, const char *text);
 };
 

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "exec/wire.h"
 #include "plan/planner.h"
+#include "service/attempt_input.h"
 
 #include "base/banned.h"
 
@@ -29,6 +30,7 @@ void plan_order_close(struct plan_order *o)
         mem_free(o->destination_device[i]);
     mem_free(o->destination_device);
     mem_free(o->source_device);
+    topology_free(o->topology);
     for (uint32_t i = 0; i < o->options.n_rules; i++)
         mem_free((char *)(uintptr_t)o->options.rules[i].glob);
     mem_free((struct plan_rule *)(uintptr_t)o->options.rules);
@@ -79,6 +81,7 @@ static void entry_free(struct plan_entry *entry)
     if (entry->tensors_fd >= 0)
         (void)close(entry->tensors_fd);
     mem_free(entry->tensor_of);
+    topology_free(entry->topology);
     layouts_release(entry->source, entry->destinations, entry->n_destinations);
     mem_free(entry);
 }
@@ -139,7 +142,8 @@ int plan_entry_make(struct plan_order *o, struct plan_entry **ret, struct err *e
     if (r == 0 && (r = plan_check(entry->plan, &input, false, e)) != 0)
         (void)err_prefix(e, r, "the plan proves wrong and is not used");
     mem_free(layouts);
-    if (r == 0)
+    entry->node = o->node;
+    if (r == 0 && entry->node != PLAN_NO_NODE)
         r = program_make(entry, o->node, e);
     if (r != 0) {
         entry_free(entry);
@@ -149,7 +153,7 @@ int plan_entry_make(struct plan_order *o, struct plan_entry **ret, struct err *e
     entry->source = o->source;
     entry->destinations = o->destinations;
     entry->n_destinations = o->n_destinations;
-    r = tensors_make(entry, e);
+    r = entry->node != PLAN_NO_NODE ? tensors_make(entry, e) : 0;
     if (r != 0) {
         entry->source = NULL; /* still the order's */
         entry->destinations = NULL;
@@ -159,6 +163,8 @@ int plan_entry_make(struct plan_order *o, struct plan_entry **ret, struct err *e
     /* The destination_device arrays stay the order's, which counts them by n_destinations. */
     o->source = NULL;
     o->destinations = NULL;
+    entry->topology = o->topology;
+    o->topology = NULL;
     *ret = entry;
     return 0;
 }
@@ -196,11 +202,11 @@ void plan_store_close(struct plan_store *s)
         oldest_drop(s);
 }
 
-struct plan_entry *plan_store_find(struct plan_store *s, const uint8_t key[16])
+struct plan_entry *plan_store_find(struct plan_store *s, const uint8_t key[16], uint32_t node)
 {
     queue_foreach (q, &s->entries) {
         struct plan_entry *entry = container_of(q, struct plan_entry, in);
-        if (memcmp(entry->key, key, sizeof entry->key) != 0)
+        if (memcmp(entry->key, key, sizeof entry->key) != 0 || entry->node != node)
             continue;
         queue_remove(&entry->in);
         queue_push(&s->entries, &entry->in);

@@ -5,15 +5,15 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "service/coordinator.h"
 #include "service/held.h"
-#include "service/state.h"
 
 #include "base/banned.h"
 
 /* That a layout belongs to a model; told to the decider once all of its rows are back. */
-struct member {
+struct membership {
     struct queue in;
-    struct model *model;
+    struct decider *decider;
     enum refit_side side;
     uint8_t digest[16];
 };
@@ -48,15 +48,15 @@ static int restore_layout(struct restoring *r, const struct ledger_layout *row)
     return code == 0 ? 0 : err_prefix(r->e, code, "layout %s", row->name);
 }
 
-static int restore_member(struct restoring *r, struct model *m, const struct ledger_member *row)
+static int restore_member(struct restoring *r, struct decider *d, const struct ledger_member *row)
 {
-    struct member *member;
+    struct membership *member;
     if (!row->active)
         return 0;
     member = mem_zalloc(sizeof *member);
     if (member == NULL)
         return err_set(r->e, RS_ENOMEM, "no memory to read the ledger");
-    member->model = m;
+    member->decider = d;
     member->side = (enum refit_side)row->side;
     memcpy(member->digest, row->digest, sizeof member->digest);
     queue_push(&r->members, &member->in);
@@ -66,26 +66,26 @@ static int restore_member(struct restoring *r, struct model *m, const struct led
 static int restore_row(const struct ledger_record *row, void *arg)
 {
     struct restoring *r = arg;
-    struct model *m;
+    struct decider *d;
     if (row->kind == LEDGER_LAYOUT)
         return restore_layout(r, &row->layout);
     if (row->model == NULL)
         return 0;
-    int code = model_open(r->service, row->model, &m, r->e);
+    int code = decider_open(r->service->coordinator, row->model, &d, r->e);
     if (code != 0)
         return code;
     if (row->kind == LEDGER_MEMBER)
-        return restore_member(r, m, &row->member);
+        return restore_member(r, d, &row->member);
     if (row->kind == LEDGER_VERSION) {
         r->n_versions++;
         code = row->version.phase != REFIT_COMMITTED
                    ? 0
-                   : held_load(m->held, row->version.version, row->version.fingerprints,
+                   : held_load(d->held, row->version.version, row->version.fingerprints,
                                row->version.n_fingerprints_bytes);
         if (code != 0)
             return err_set(r->e, code, "no memory to read the ledger");
     }
-    code = refit_restore(m->refit, row, r->e);
+    code = refit_restore(d->refit, row, r->e);
     return code == 0 ? 0 : err_prefix(r->e, code, "model %s", row->model);
 }
 
@@ -93,22 +93,24 @@ static int members_tell(struct restoring *r)
 {
     int code = 0;
     while (!queue_empty(&r->members)) {
-        struct member *member = container_of(queue_pop(&r->members), struct member, in);
+        struct membership *member = container_of(queue_pop(&r->members), struct membership, in);
         struct layout_entry *entry = layouts_find(&r->service->layouts, member->digest);
         if (entry != NULL && code == 0)
-            code = layout_event(member->model, member->side, entry->layout, true, 0);
+            code = layout_event(member->decider, member->side, entry->layout, true, 0);
         mem_free(member);
     }
     return code;
 }
 
-static int models_restored(struct service *s)
+/* Whatever was in flight is ended; our own node learns what is committed. */
+static int deciders_restored(struct coordinator *c)
 {
     int code = 0;
-    queue_foreach (q, &s->models) {
+    queue_foreach (q, &c->deciders) {
+        struct decider *d = container_of(q, struct decider, in);
         struct refit_event ev = {.type = REFIT_EV_RESTORED};
-        if (code == 0)
-            code = model_event(container_of(q, struct model, in), &ev);
+        if (code == 0 && (code = decider_event(d, &ev)) == 0)
+            coordinator_announce(d);
     }
     return code;
 }
@@ -122,13 +124,13 @@ int restore(struct service *s, struct err *e)
         code = members_tell(&r);
     else
         while (!queue_empty(&r.members))
-            mem_free(container_of(queue_pop(&r.members), struct member, in));
+            mem_free(container_of(queue_pop(&r.members), struct membership, in));
     if (code == 0)
-        code = models_restored(s);
+        code = deciders_restored(s->coordinator);
     if (code != 0)
         return err_prefix(e, code, "ledger in %s", s->config->state_dir);
     if (!s->ledger->created)
-        log_info("ledger read: models %u, layouts %u, versions %u", s->n_models, r.n_layouts,
-                 r.n_versions);
+        log_info("ledger read: models %u, layouts %u, versions %u", s->coordinator->n_deciders,
+                 r.n_layouts, r.n_versions);
     return 0;
 }

@@ -1,859 +1,547 @@
-/* The decider's attempt, carried out: plan, prepare, start, abort, on this node's data plane.
+/* The decider's attempt, carried out for all nodes together.
  *
- *   PLAN     order → (store | job on a thread) → PLANNED
- *   PREPARE  devices that other models' refits use → job: sources compared → WIRE_PREPARE → PREPARED
- *   START    WIRE_START → PROGRESS* → job: fingerprints compared → STAGED
- *   ABORT    whatever of this goes on is forgotten → WIRE_ABORT → QUIESCED
+ *   PLAN     input from the roster → plan (store, or a job) → PLANNED
+ *   PREPARE  devices that other models' refits use, on all nodes at once → job: sources compared → PREPARE orders
+ *   START    START orders → PROGRESS* → CELLS* of all nodes merged → STAGED of each
+ *   ABORT    ABORT orders; a node that nothing was sent to is quiet
  *
- * Whatever fails becomes one FAILED event with the attempt's number; the decider does the rest. */
+ * Whatever fails here becomes a FAILED event with the attempt's number; the decider does the rest. What happens on a
+ * node is that node's part.c. */
+#include "service/coordinator.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "service/blame.h"
+#include "base/random.h"
+#include "exec/wire.h"
+#include "service/attempt_input.h"
+#include "service/cells.h"
+#include "service/cells_blame.h"
 #include "service/compare.h"
 #include "service/held.h"
-#include "service/options.h"
-#include "service/share.h"
-#include "service/state.h"
+#include "service/nodes.h"
+#include "service/planning.h"
 
 #include "base/banned.h"
 
 enum { WATCH_INTERVAL_MS = 100 };
 
-struct planning {
-    uv_work_t work;
-    struct service *service;
-    struct model *model; /* NULL: nobody waits any more */
-    struct plan_order order;
-    struct share share;       /* memory that its workers have in common */
-    struct plan_entry *entry; /* found in the store: only the share is checked */
-    bool made;                /* entry is new */
-    int code;
-    struct err err;
-};
-
-/* Both comparisons; what they read is counted or owned. */
-struct verify_job {
-    uv_work_t work;
-    struct service *service;
-    struct model *model; /* NULL: nobody waits any more */
-    bool landed;         /* else: sources */
-    struct plan_entry *plan;
-    enum compare_mode mode;
-    struct publication **publications; /* per source rank */
-    const uint64_t *holds;             /* mapped */
-    size_t holds_bytes;
-    uint64_t **sums; /* per place */
-    uint32_t place;
-    struct wire_progress progress;
-    int code;
-    struct err err;
-};
-
-static void report(struct model *m, enum refit_event_type type, int code, const char *text,
-                   uint64_t worker)
+static void failed(struct decider *d, uint32_t node, int code, const char *text, uint64_t worker)
 {
     struct refit_event ev = {
-        .type = type,
-        .node = {.node = NODE, .attempt = m->run.id, .code = code, .text = text, .worker = worker}};
-    (void)model_event(m, &ev);
+        .type = REFIT_EV_FAILED,
+        .node = {.node = node, .attempt = d->run.id, .code = code, .text = text, .worker = worker}};
+    (void)decider_event(d, &ev);
 }
 
-static struct lease *place_lease(struct model *m, const struct plan_entry *plan, uint32_t place);
-
-/* The destination worker that a FAILED answer blames; 0: none. */
-static uint64_t blamed_worker(struct model *m, const struct wire_packet *packet)
+/* What is nobody's fault there is told as the first node's: the attempt fails as a whole. */
+static void failed_here(struct decider *d, int code, const char *text)
 {
-    struct wire_failure f;
-    const struct plan_entry *plan = m->run.plan;
-    if (packet == NULL || plan == NULL || packet->header.body_bytes < sizeof f)
-        return 0;
-    memcpy(&f, packet->body, sizeof f);
-    const struct lease *l = f.place < plan->program.n_places ? place_lease(m, plan, f.place) : NULL;
-    return l != NULL && l->side == REFIT_DESTINATION ? l->id : 0;
+    failed(d, d->run.input != NULL ? d->run.input->nodes[0] : 0, code, text, 0);
 }
 
-static void report_failed(struct model *m, int code, const struct wire_packet *packet,
-                          const struct err *e)
+static struct run_node *node_of(const struct decider *d, uint32_t node)
 {
-    struct err named = *e;
-    if (code == RS_EPEER)
-        return; /* a dead data plane is told once for all, as NODE_LOST */
-    uint64_t worker = blamed_worker(m, packet);
-    if (m->run.plan != NULL)
-        blame_names(&named, m->run.plan->source->layout, m->run.plan);
-    report(m, REFIT_EV_FAILED, code, err_text(&named, code), worker);
+    uint32_t i = d->run.input == NULL || d->run.nodes == NULL
+                     ? UINT32_MAX
+                     : attempt_input_node(d->run.input, node);
+    return i == UINT32_MAX ? NULL : &d->run.nodes[i];
+}
+
+bool run_has_node(const struct decider *d, uint32_t node)
+{
+    return d->run.id != 0 && node_of(d, node) != NULL;
 }
 
 /* --- devices ------------------------------------------------------------------------------------ */
 
-static bool lease_takes_part(const struct model *m, const struct lease *l)
+/* The decider whose refit moves bytes on a device that d needs; NULL: none. */
+static const struct decider *devices_blocker(const struct decider *d)
 {
-    const struct refit_worker *w = refit_find_worker(m->refit, l->id);
-    return w != NULL && l->model == m && w->taking_part && !w->gone;
-}
-
-/* The model that moves bytes on a device that m needs; NULL: none. */
-static struct model *devices_blocker(const struct model *m)
-{
-    queue_foreach (q, &m->service->leases) {
-        const struct lease *l = container_of(q, struct lease, in);
-        struct model *user = m->service->device_user[l->device];
-        if (user != NULL && user != m && lease_takes_part(m, l))
+    const struct attempt_input *in = d->run.input;
+    for (uint32_t i = 0; i < in->n_participants; i++) {
+        const struct participant *p = &in->participants[i];
+        const struct decider *user = d->coordinator->nodes[p->node].device_user[p->device];
+        if (user != NULL && user != d)
             return user;
     }
     return NULL;
 }
 
-static bool devices_take(struct model *m)
+/* All of them on all nodes, or none. */
+static bool devices_take(struct decider *d)
 {
-    const struct model *blocker = devices_blocker(m);
-    m->run.wants_devices = blocker != NULL;
+    const struct attempt_input *in = d->run.input;
+    const struct decider *blocker = devices_blocker(d);
+    d->run.wants_devices = blocker != NULL;
     if (blocker != NULL) {
         log_info("model %s version %" PRIu64 " attempt %" PRIu64 ": waits for devices of model %s",
-                 m->name, m->run.version, m->run.id, blocker->name);
+                 d->model, d->run.version, d->run.id, blocker->model);
         return false;
     }
-    queue_foreach (q, &m->service->leases) {
-        const struct lease *l = container_of(q, struct lease, in);
-        if (lease_takes_part(m, l))
-            m->service->device_user[l->device] = m;
-    }
-    m->run.has_devices = true;
+    for (uint32_t i = 0; i < in->n_participants; i++)
+        d->coordinator->nodes[in->participants[i].node].device_user[in->participants[i].device] = d;
+    d->run.has_devices = true;
     return true;
 }
 
-static void devices_give(struct model *m)
+void run_node_quiet(struct decider *d, uint32_t node)
 {
-    for (unsigned d = 0; d < CONFIG_MAX_DEVICES; d++)
-        if (m->service->device_user[d] == m)
-            m->service->device_user[d] = NULL;
-    m->run.has_devices = m->run.wants_devices = false;
+    struct node *n = &d->coordinator->nodes[node];
+    for (unsigned i = 0; i < CONFIG_MAX_DEVICES; i++)
+        if (n->device_user[i] == d)
+            n->device_user[i] = NULL;
 }
 
-static void prepare_continue(struct model *m);
-
-void run_devices_free(struct service *s)
+static void devices_give(struct decider *d)
 {
-    queue_foreach (q, &s->models) {
-        struct model *m = container_of(q, struct model, in);
-        if (m->run.wants_devices && !m->stepping && devices_blocker(m) == NULL)
-            prepare_continue(m);
+    for (uint32_t i = 0; d->run.has_devices && i < d->run.input->topology->n_nodes; i++)
+        run_node_quiet(d, d->run.input->nodes[i]);
+    d->run.has_devices = d->run.wants_devices = false;
+}
+
+static void prepare_continue(struct decider *d);
+
+void run_devices_free(struct coordinator *c)
+{
+    queue_foreach (q, &c->deciders) {
+        struct decider *d = container_of(q, struct decider, in);
+        if (d->run.wants_devices && !d->stepping && devices_blocker(d) == NULL)
+            prepare_continue(d);
     }
 }
 
 /* --- planning ----------------------------------------------------------------------------------- */
 
-static void planned(struct model *m, struct plan_entry *entry)
+static void on_planned(void *arg, int code, struct plan_entry *entry, const struct err *e)
 {
-    const struct plan_totals *t = plan_totals(entry->plan);
-    struct refit_event ev = {
-        .type = REFIT_EV_PLANNED,
-        .planned = {.attempt = m->run.id,
-                    .digest = t->digest,
-                    .totals = {.total = t->destination_bytes,
-                               .network_minimum = t->network_bytes_minimum,
-                               .network = t->network_bytes,
-                               .domain = t->domain_bytes,
-                               .device = t->device_bytes},
-                    .strategy = plan_strategy_name(plan_options(entry->plan)->strategy)}};
-    m->run.plan = entry;
-    plan_entry_unref(m->last_plan);
-    m->last_plan = plan_entry_ref(entry);
-    (void)model_event(m, &ev);
-}
-
-static void planned_not(struct model *m, int code, const char *text)
-{
+    struct decider *d = arg;
     struct refit_event ev = {.type = REFIT_EV_PLANNED,
-                             .planned = {.attempt = m->run.id, .code = code, .text = text}};
-    (void)model_event(m, &ev);
-}
-
-static void planning_work(uv_work_t *work)
-{
-    struct planning *p = work->data;
-    p->code = p->share.n_users > 0 ? share_check(&p->share, &p->err) : 0;
-    p->made = p->entry == NULL;
-    if (p->code == 0 && p->made)
-        p->code = plan_entry_make(&p->order, &p->entry, &p->err);
-}
-
-static void planning_done(uv_work_t *work, int status)
-{
-    struct planning *p = work->data;
-    struct service *s = p->service;
-    struct model *m = p->model;
-    if (status != 0)
-        p->code = RS_ECANCELED;
-    plan_order_close(&p->order);
-    share_close(&p->share);
-    if (m != NULL)
-        m->run.planning = NULL;
-    if (p->code != 0) { /* a plan from the store is left unused */
-        plan_entry_unref(p->entry);
-        p->entry = NULL;
+                             .planned = {.attempt = d->run.id, .code = code}};
+    d->run.planning = NULL;
+    d->run.plan = entry;
+    if (code != 0) {
+        ev.planned.text = err_text(e, code);
+        (void)decider_event(d, &ev);
+        return;
     }
-    if (p->code == 0) {
-        if (p->made)
-            plan_store_add(&s->plans, p->entry);
-        if (m != NULL)
-            planned(m, p->entry);
-        else
-            plan_entry_unref(p->entry);
-    } else if (m != NULL) {
-        planned_not(m, p->code, err_text(&p->err, p->code));
-    }
-    mem_free(p);
-    s->n_jobs--;
-    service_stop_if_idle(s);
+    const struct plan_totals *t = plan_totals(entry->plan);
+    ev.planned.digest = t->digest;
+    ev.planned.totals = (struct refit_bytes){.total = t->destination_bytes,
+                                             .network_minimum = t->network_bytes_minimum,
+                                             .network = t->network_bytes,
+                                             .domain = t->domain_bytes,
+                                             .device = t->device_bytes};
+    ev.planned.strategy = plan_strategy_name(plan_options(entry->plan)->strategy);
+    (void)decider_event(d, &ev);
 }
 
-static int rules_copy(struct plan_options *to, const struct options *from)
+static int nodes_make(struct decider *d, struct err *e)
 {
-    struct plan_rule *rules = mem_calloc(from->n_rules, sizeof *rules);
-    if (rules == NULL)
-        return RS_ENOMEM;
-    to->rules = rules;
-    for (; to->n_rules < from->n_rules; to->n_rules++) {
-        rules[to->n_rules].strategy = from->rules[to->n_rules].strategy;
-        if ((rules[to->n_rules].glob = mem_strdup(from->rules[to->n_rules].glob)) == NULL)
-            return RS_ENOMEM;
-    }
-    return 0;
-}
-
-static int order_options(struct model *m, struct plan_order *o, const struct refit_version *v,
-                         struct err *e)
-{
-    const struct config *c = m->service->config;
-    struct options options;
-    int r = options_read(v->options, v->n_options_bytes, &options, e);
-    if (r != 0)
-        return r;
-    o->options = plan_options_default();
-    (void)plan_strategy_parse(c->strategy, &o->options.strategy); /* checked when it was read */
-    if (options.has_strategy)
-        o->options.strategy = options.strategy;
-    o->options.relay = c->relay;
-    o->options.staging_ingest = c->staging_ingest;
-    o->options.least_piece_bytes = c->least_piece_bytes;
-    o->options.chunk_bytes = c->chunk_bytes;
-    o->options.ring_slots = c->ring_slots;
-    static const int modes[] = {-1, WIRE_VERIFY_OFF, WIRE_VERIFY_SAMPLED, WIRE_VERIFY_FULL};
-    m->run.verify = modes[options.verify];
-    if (m->run.verify < 0)
-        m->run.verify = c->verify[0] == 'f'   ? WIRE_VERIFY_FULL
-                        : c->verify[0] == 's' ? WIRE_VERIFY_SAMPLED
-                                              : WIRE_VERIFY_OFF;
-    r = rules_copy(&o->options, &options);
-    options_close(&options);
-    return r == 0 ? 0 : err_set(e, r, "no memory to plan");
-}
-
-/* Devices of the ranks of a layout that take part; TOPOLOGY_ABSENT for the others. */
-static int32_t *devices_of(struct model *m, const struct layout_entry *layout, enum refit_side side)
-{
-    uint32_t n = layout->layout->n_ranks;
-    int32_t *devices = mem_calloc(n, sizeof *devices);
-    for (uint32_t i = 0; devices != NULL && i < n; i++)
-        devices[i] = TOPOLOGY_ABSENT;
-    if (devices == NULL)
-        return NULL;
-    queue_foreach (q, &m->service->leases) {
-        const struct lease *l = container_of(q, struct lease, in);
-        if (l->side == side && l->layout == layout && lease_takes_part(m, l))
-            devices[l->rank] = (int32_t)l->device;
-    }
-    return devices;
-}
-
-static bool order_has(const struct plan_order *o, const struct layout_entry *layout)
-{
-    for (uint32_t i = 0; i < o->n_destinations; i++)
-        if (o->destinations[i] == layout)
-            return true;
-    return false;
-}
-
-static int order_destinations(struct model *m, struct plan_order *o)
-{
-    o->destinations = mem_calloc(REFIT_MAX_LAYOUTS, sizeof(struct layout_entry *));
-    o->destination_device = mem_calloc(REFIT_MAX_LAYOUTS, sizeof *o->destination_device);
-    if (o->destinations == NULL || o->destination_device == NULL)
-        return RS_ENOMEM;
-    /* In the decider's order of layouts, so that the same members give the same plan. */
-    queue_foreach (q, &m->refit->layouts) {
-        const struct refit_layout *rl = container_of(q, struct refit_layout, link);
-        struct layout_entry *layout = layouts_find(&m->service->layouts, rl->digest);
-        bool takes_part = false;
-        for (uint32_t i = 0; rl->side == REFIT_DESTINATION && i < rl->n_ranks; i++)
-            takes_part =
-                takes_part || (rl->worker_of_rank[i] != NULL && rl->worker_of_rank[i]->taking_part);
-        if (!takes_part || layout == NULL || order_has(o, layout))
-            continue;
-        o->destinations[o->n_destinations] = layout_entry_ref(layout);
-        o->destination_device[o->n_destinations] = devices_of(m, layout, REFIT_DESTINATION);
-        if (o->destination_device[o->n_destinations++] == NULL)
-            return RS_ENOMEM;
-    }
-    return 0;
-}
-
-static int order_source(struct model *m, struct plan_order *o, struct err *e)
-{
-    queue_foreach (q, &m->service->leases) {
-        const struct lease *l = container_of(q, struct lease, in);
-        if (l->side != REFIT_SOURCE || !lease_takes_part(m, l) || o->source != NULL)
-            continue;
-        o->source = layout_entry_ref(l->layout);
-        o->source_device = devices_of(m, l->layout, REFIT_SOURCE);
-        if (o->source_device == NULL)
-            return err_set(e, RS_ENOMEM, "no memory to plan");
-    }
-    return o->source != NULL ? 0 : err_set(e, RS_EPRECOND, "no source worker takes part");
-}
-
-static int order_make(struct model *m, struct plan_order *o, const struct refit_version *v,
-                      struct err *e)
-{
-    o->topology = m->service->topology;
-    o->node = NODE;
-    int r = order_options(m, o, v, e);
-    if (r == 0)
-        r = order_source(m, o, e);
-    if (r == 0 && (r = order_destinations(m, o)) != 0)
-        (void)err_set(e, r, "no memory to plan");
-    if (r == 0 && o->n_destinations == 0)
-        r = err_set(e, RS_EPRECOND, "no destination worker takes part");
-    for (uint32_t i = 0; r == 0 && i < o->n_destinations; i++)
-        if ((r = layout_check_pair(o->source->layout, o->destinations[i]->layout, e)) != 0)
-            (void)err_prefix(e, r, "layout '%s'", o->destinations[i]->layout->name);
-    if (r == 0 && (r = plan_order_key(o)) != 0)
-        (void)err_set(e, r, "the plan's input has no digest");
-    return r;
-}
-
-static int planning_start(struct model *m, struct planning *p, struct err *e)
-{
-    p->work.data = p;
-    p->service = m->service;
-    p->model = m;
-    if (uv_queue_work(m->service->loop, &p->work, planning_work, planning_done) != 0)
-        return err_set(e, RS_EINTERNAL, "no thread to plan on");
-    m->service->n_jobs++;
-    m->run.planning = p;
-    return 0;
-}
-
-static int share_make(struct model *m, struct share *ret, struct err *e)
-{
-    size_t n = 0;
-    struct lease **leases = mem_calloc(m->service->n_leases, sizeof(struct lease *));
-    if (leases == NULL)
+    uint32_t n = d->run.input->topology->n_nodes;
+    size_t n_pairs = (size_t)n * (n - 1) / 2;
+    d->run.nodes = mem_calloc(n, sizeof *d->run.nodes);
+    d->run.tokens = mem_calloc(n_pairs, NODE_TOKEN_BYTES);
+    if (d->run.nodes == NULL || d->run.tokens == NULL)
         return err_set(e, RS_ENOMEM, "no memory to plan");
-    queue_foreach (q, &m->service->leases) {
-        struct lease *l = container_of(q, struct lease, in);
-        if (lease_takes_part(m, l))
-            leases[n++] = l;
-    }
-    int r = share_collect(leases, n, ret, e);
-    mem_free(leases);
-    return r;
+    if (n_pairs > 0)
+        random_bytes(d->run.tokens, n_pairs * NODE_TOKEN_BYTES);
+    return 0;
 }
 
-void run_plan(struct model *m, const struct refit_action *a)
+void run_plan(struct decider *d, const struct refit_action *a)
 {
     struct err e = {0};
-    const struct refit_version *v = refit_find_version(m->refit, a->version);
-    struct planning *p = mem_zalloc(sizeof *p);
-    run_end(m);
-    m->run.id = a->attempt;
-    m->run.version = a->version;
-    m->run.epoch = a->epoch;
-    int r = p == NULL || v == NULL ? err_set(&e, RS_ENOMEM, "no memory to plan")
-                                   : order_make(m, &p->order, v, &e);
+    const struct refit_version *v = refit_attempt(d->refit, a->attempt);
+    run_end(d, false);
+    d->run.id = a->attempt;
+    d->run.version = a->version;
+    d->run.epoch = a->epoch;
+    int r = v == NULL ? err_set(&e, RS_EINTERNAL, "PLAN of a version that is not there")
+                      : attempt_input_make(d, v, &d->run.input, &e);
     if (r == 0)
-        r = share_make(m, &p->share, &e);
+        r = nodes_make(d, &e);
     if (r == 0)
-        p->entry = plan_store_find(&m->service->plans, p->order.key);
-    if (r == 0 && p->entry != NULL && p->share.n_users == 0) {
-        planned(m, p->entry);
-    } else if (r == 0) {
-        r = planning_start(m, p, &e);
-        if (r == 0)
-            return; /* the job owns p */
-    }
+        r = planning_start(d->coordinator->service, d->run.input, NULL, on_planned, d,
+                           &d->run.planning, &e);
     if (r != 0)
-        planned_not(m, r, err_text(&e, r));
-    if (p != NULL) {
-        if (r != 0)
-            plan_entry_unref(p->entry);
-        plan_order_close(&p->order);
-        share_close(&p->share);
-    }
-    mem_free(p);
+        on_planned(d, r, NULL, &e);
 }
 
-/* --- comparing ---------------------------------------------------------------------------------- */
+/* --- sources compared --------------------------------------------------------------------------- */
 
-static void verify_job_free(struct verify_job *j)
+struct source_check {
+    uv_work_t work;
+    struct service *service;
+    struct decider *decider; /* NULL: nobody waits any more */
+    struct plan_entry *plan;
+    struct publication **publications; /* per source rank */
+    int code;
+    struct err err;
+};
+
+static void source_check_free(struct source_check *j)
 {
-    uint32_t n_ranks = j->plan->source->layout->n_ranks;
-    for (uint32_t i = 0; j->publications != NULL && i < n_ranks; i++)
+    for (uint32_t i = 0; j->publications != NULL && i < j->plan->source->layout->n_ranks; i++)
         publication_unref(j->publications[i]);
-    for (uint32_t i = 0; j->sums != NULL && i < j->plan->program.n_places; i++)
-        mem_free(j->sums[i]);
     mem_free(j->publications);
-    mem_free(j->sums);
-    if (j->holds != NULL)
-        wire_unmap(j->holds, j->holds_bytes);
     plan_entry_unref(j->plan);
     mem_free(j);
 }
 
-/* The lease of a place of the plan, or NULL. */
-static struct lease *place_lease(struct model *m, const struct plan_entry *plan, uint32_t place)
+static void source_check_work(uv_work_t *work)
 {
-    const struct program_place *p = &plan->program.places[place];
-    const struct layout_entry *layout =
-        p->side == PROGRAM_SOURCE ? plan->source : plan->destinations[p->layout];
-    enum refit_side side = p->side == PROGRAM_SOURCE ? REFIT_SOURCE : REFIT_DESTINATION;
-    if (p->side == PROGRAM_SCRATCH)
-        return NULL;
-    queue_foreach (q, &m->service->leases) {
-        struct lease *l = container_of(q, struct lease, in);
-        if (l->side == side && l->layout == layout && l->rank == p->rank && lease_takes_part(m, l))
-            return l;
-    }
-    return NULL;
+    struct source_check *j = container_of(work, struct source_check, work);
+    j->code = compare_sources(j->plan->source->layout, j->publications, &j->err);
 }
 
-static int publications_take(struct model *m, struct verify_job *j)
+static void source_check_done(uv_work_t *work, int status)
 {
-    j->publications = mem_calloc(j->plan->source->layout->n_ranks, sizeof(struct publication *));
-    if (j->publications == NULL)
-        return RS_ENOMEM;
-    queue_foreach (q, &m->service->leases) {
-        struct lease *l = container_of(q, struct lease, in);
-        if (l->side != REFIT_SOURCE || l->layout != j->plan->source || !lease_takes_part(m, l) ||
-            l->published == NULL || l->published->version != m->run.version)
-            continue;
-        l->published->refs++;
-        j->publications[l->rank] = l->published;
-    }
-    return 0;
-}
-
-static int sums_make(struct verify_job *j)
-{
-    const struct program *p = &j->plan->program;
-    j->sums = mem_calloc(p->n_places, sizeof(uint64_t *));
-    for (uint32_t i = 0; j->sums != NULL && i < p->n_places; i++) {
-        if (p->places[i].side != PROGRAM_DESTINATION)
-            continue;
-        uint32_t n = j->plan->destinations[p->places[i].layout]->layout->n_tensors;
-        if ((j->sums[i] = mem_calloc(n, sizeof(uint64_t))) == NULL)
-            return RS_ENOMEM;
-    }
-    return j->sums != NULL ? 0 : RS_ENOMEM;
-}
-
-static void verify_work(uv_work_t *work)
-{
-    struct verify_job *j = work->data;
-    j->place = PROGRAM_NONE;
-    j->code = j->landed ? compare_landed(j->plan, j->holds, j->mode, j->publications, j->sums,
-                                         &j->place, &j->err)
-                        : compare_sources(j->plan->source->layout, j->publications, &j->err);
-}
-
-static void prepare_send(struct model *m);
-static void staged(struct model *m, struct verify_job *j);
-
-static void verify_done(uv_work_t *work, int status)
-{
-    struct verify_job *j = work->data;
+    struct source_check *j = container_of(work, struct source_check, work);
     struct service *s = j->service;
-    struct model *m = j->model;
+    struct decider *d = j->decider;
     if (status != 0)
         j->code = RS_ECANCELED;
-    if (m != NULL) {
-        m->run.verifying = NULL;
-        if (j->code == 0 && j->landed)
-            staged(m, j);
-        else if (j->code == 0)
-            prepare_send(m);
-        else {
-            const struct lease *l =
-                j->place != PROGRAM_NONE ? place_lease(m, j->plan, j->place) : NULL;
-            report(m, REFIT_EV_FAILED, j->code, err_text(&j->err, j->code), l != NULL ? l->id : 0);
-        }
+    if (d != NULL) {
+        d->run.checking = NULL;
+        d->run.sources_agree = j->code == 0;
+        if (j->code == 0)
+            prepare_continue(d);
+        else
+            failed_here(d, j->code, err_text(&j->err, j->code));
     }
-    verify_job_free(j);
+    source_check_free(j);
     s->n_jobs--;
     service_stop_if_idle(s);
 }
 
-static struct verify_job *verify_job_new(struct model *m, bool landed)
+/* What the sources that take part have published of this version, with fingerprints. */
+static int publications_take(struct decider *d, struct source_check *j)
 {
-    struct verify_job *j = mem_zalloc(sizeof *j);
-    if (j == NULL)
-        return NULL;
-    j->work.data = j;
-    j->service = m->service;
-    j->model = m;
-    j->landed = landed;
-    j->mode = (enum compare_mode)m->run.verify;
-    j->plan = plan_entry_ref(m->run.plan);
-    if (publications_take(m, j) == 0 && (!landed || sums_make(j) == 0))
-        return j;
-    verify_job_free(j);
-    return NULL;
+    const struct attempt_input *in = d->run.input;
+    j->publications = mem_calloc(j->plan->source->layout->n_ranks, sizeof(struct publication *));
+    if (j->publications == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++) {
+        const struct roster_entry *r = roster_find(d, in->participants[i].worker);
+        if (r == NULL || r->published == NULL || r->published->fingerprints == NULL ||
+            r->published->version != d->run.version)
+            continue;
+        r->published->refs++;
+        j->publications[r->rank] = r->published;
+    }
+    return 0;
 }
 
-static int verify_start(struct model *m, struct verify_job *j)
+static int source_check_start(struct decider *d)
 {
-    if (uv_queue_work(m->service->loop, &j->work, verify_work, verify_done) != 0) {
-        verify_job_free(j);
-        return RS_EINTERNAL;
+    struct service *s = d->coordinator->service;
+    struct source_check *j = mem_zalloc(sizeof *j);
+    if (j == NULL)
+        return RS_ENOMEM;
+    j->service = s;
+    j->decider = d;
+    j->plan = plan_entry_ref(d->run.plan);
+    if (publications_take(d, j) != 0 ||
+        uv_queue_work(s->loop, &j->work, source_check_work, source_check_done) != 0) {
+        source_check_free(j);
+        return RS_ENOMEM;
     }
-    m->service->n_jobs++;
-    m->run.verifying = j;
+    s->n_jobs++;
+    d->run.checking = j;
     return 0;
 }
 
 /* --- prepare ------------------------------------------------------------------------------------ */
 
-static uint32_t ms_until(uint64_t deadline_ns)
+static const uint8_t *token_of(const struct run *r, uint32_t a, uint32_t b)
+{
+    uint32_t high = a > b ? a : b, low = a > b ? b : a;
+    return r->tokens[(size_t)high * (high - 1) / 2 + low];
+}
+
+/* The other nodes as that one (by its index) reaches them. */
+static void peers_fill(const struct decider *d, uint32_t index, struct attempt_peer *peers)
+{
+    const struct coordinator *c = d->coordinator;
+    const struct attempt_input *in = d->run.input;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < in->topology->n_nodes; i++) {
+        struct attempt_peer *p = &peers[n];
+        struct peer_view v;
+        if (i == index)
+            continue;
+        n++;
+        nodes_look(c, in->nodes[i], &v);
+        *p = (struct attempt_peer){.node = in->nodes[i], .port = c->nodes[in->nodes[i]].data_port};
+        (void)snprintf(p->address, sizeof p->address, "%s", v.data_address);
+        memcpy(p->token, token_of(&d->run, index, i), sizeof p->token);
+    }
+}
+
+static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_timeout_ms,
+                        const uint64_t digests[ATTEMPT_PARTS])
+{
+    const struct attempt_input *in = d->run.input;
+    uint32_t n_peers = in->topology->n_nodes - 1;
+    struct attempt_peer *peers = mem_calloc(n_peers, sizeof *peers);
+    struct node_order o = {.type = NODE_ORDER_PREPARE,
+                           .model = d->model,
+                           .version = d->run.version,
+                           .attempt = d->run.id,
+                           .epoch = d->run.epoch,
+                           .content = d->run.content,
+                           .text = "",
+                           .deadline_ns = d->run.prepare_deadline_ns,
+                           .transfer_timeout_ms = transfer_timeout_ms,
+                           .input = in,
+                           .peers = peers,
+                           .n_peers = n_peers};
+    if (peers == NULL)
+        return RS_ENOMEM;
+    peers_fill(d, index, peers);
+    memcpy(o.plan_digest, plan_totals(d->run.plan->plan)->digest, sizeof o.plan_digest);
+    memcpy(o.input_digests, digests, sizeof o.input_digests);
+    d->run.nodes[index].sent = true;
+    int r = coordinator_order(d->coordinator, in->nodes[index], &o);
+    mem_free(peers);
+    return r;
+}
+
+/* What is held is held until START: nothing is written before. */
+static void held_fill(struct decider *d)
+{
+    struct participant *p = (struct participant *)(uintptr_t)d->run.input->participants;
+    for (uint32_t i = 0; i < d->run.input->n_participants; i++) {
+        const struct refit_worker *w = refit_find_worker(d->refit, p[i].worker);
+        p[i].held = p[i].layout != 0 && w != NULL && refit_holds_already(d->refit, w);
+    }
+}
+
+static void prepares_send(struct decider *d)
+{
+    const struct refit_version *v = refit_attempt(d->refit, d->run.id);
+    uint32_t timeout_ms =
+        v != NULL ? v->transfer_timeout_ms : d->coordinator->service->config->transfer_timeout_ms;
+    uint64_t id = d->run.id, digests[ATTEMPT_PARTS];
+    held_fill(d);
+    attempt_input_digest(d->run.input, digests);
+    for (uint32_t i = 0; d->run.id == id && i < d->run.input->topology->n_nodes; i++) {
+        uint32_t node = d->run.input->nodes[i];
+        if (!d->run.nodes[i].wanted || d->run.nodes[i].sent)
+            continue;
+        int r = prepare_send(d, i, timeout_ms, digests);
+        char text[160];
+        if (r == 0)
+            continue;
+        (void)snprintf(text, sizeof text, "node %s could not be told to prepare: %s",
+                       coordinator_node_name(d->coordinator, node), err_name(r));
+        failed(d, node, r, text, 0);
+    }
+}
+
+static void prepare_continue(struct decider *d)
+{
+    if (!d->run.has_devices && !devices_take(d))
+        return;
+    if (d->run.input->verify == WIRE_VERIFY_OFF)
+        d->run.sources_agree = true;
+    if (d->run.sources_agree)
+        prepares_send(d);
+    else if (d->run.checking == NULL && source_check_start(d) != 0)
+        failed_here(d, RS_ENOMEM, "no memory to compare the sources");
+}
+
+void run_prepare(struct decider *d, const struct refit_action *a)
+{
+    struct run_node *n = node_of(d, a->node);
+    if (n == NULL || d->run.plan == NULL || d->run.id != a->attempt) {
+        failed(d, a->node, RS_EINTERNAL, "PREPARE without a plan", 0);
+        return;
+    }
+    n->wanted = true;
+    d->run.prepare_deadline_ns = a->at_ns;
+    d->run.epoch = a->epoch;
+    d->run.content = a->content;
+    prepare_continue(d);
+}
+
+/* --- start, progress, staged -------------------------------------------------------------------- */
+
+static struct node_order order_of(const struct decider *d, const struct refit_action *a,
+                                  enum node_order_type type)
+{
+    return (struct node_order){
+        .type = type, .model = d->model, .version = a->version, .attempt = a->attempt, .text = ""};
+}
+
+void run_start(struct decider *d, const struct refit_action *a)
+{
+    struct node_order o = order_of(d, a, NODE_ORDER_START);
+    int r = coordinator_order(d->coordinator, a->node, &o);
+    char text[160];
+    if (r == 0)
+        return;
+    (void)snprintf(text, sizeof text, "node %s could not be told to start: %s",
+                   coordinator_node_name(d->coordinator, a->node), err_name(r));
+    failed(d, a->node, r, text, 0);
+}
+
+void run_progress(struct decider *d)
 {
     uint64_t now = clock_mono_ns();
-    uint64_t ms = deadline_ns > now ? (deadline_ns - now) / 1000000 : 0;
-    return ms > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)ms;
+    if (now - d->run.notified_ns < WATCH_INTERVAL_MS * UINT64_C(1000000))
+        return;
+    d->run.notified_ns = now;
+    watch_refit(d, d->run.version);
 }
 
-static void on_prepared(struct link_request *r, int code, struct wire_packet *packet,
-                        const struct err *e)
+static void on_blamed(void *arg, int code, const char *text, const struct cells_difference *x)
 {
-    struct model *m = container_of(r, struct model, run.prepare);
+    struct decider *d = arg;
+    const struct participant *bad = attempt_input_find(d->run.input, x->bad.layout, x->bad.rank);
+    d->run.blaming = NULL;
+    failed(d, bad != NULL ? bad->node : d->run.input->nodes[0], code, text,
+           bad != NULL && bad->layout != 0 ? bad->worker : 0);
+}
+
+/* What the merge said: the attempt fails, with words to it in the case of a difference. */
+static void cells_failed(struct decider *d, int code, const struct cells_difference *x)
+{
+    d->run.differ = true;
+    if (code == RS_EDATALOSS)
+        code = cells_blame_start(d->coordinator->service, d->run.plan, x, on_blamed, d,
+                                 &d->run.blaming);
     if (code != 0)
-        report_failed(m, code, packet, e);
-    else
-        report(m, REFIT_EV_PREPARED, 0, "", 0);
+        failed_here(d, code, "no memory to compare what the nodes saw");
 }
 
-static enum wire_memory receiving(const struct lease *l)
+/* Everything that is used as an index later; the number of cells bounds what is kept. */
+static bool page_is_sound(const struct decider *d, const struct node_report *r)
 {
-    return l->receive == REFIT_STAGED_RECEIVE ? WIRE_SHADOW : WIRE_LIVE;
-}
-
-/* Per place its worker and memory; false: a worker has gone meanwhile (the decider knows already). */
-static bool places_fill(struct model *m, struct wire_place *places, bool *ret_has_held,
-                        uint8_t *held_place)
-{
-    const struct program *p = &m->run.plan->program;
-    for (uint32_t i = 0; i < p->n_places; i++) {
-        struct lease *l = place_lease(m, m->run.plan, i);
-        places[i] = (struct wire_place){0};
-        if (p->places[i].side == PROGRAM_SCRATCH)
-            continue;
-        if (l == NULL || !l->bound)
+    uint64_t n_cells = plan_totals(d->run.plan->plan)->cells;
+    for (uint32_t i = 0; i < r->n_cells; i++)
+        if (r->cells[i].cell >= n_cells || r->cells[i].layout > d->run.input->n_destinations)
             return false;
-        bool destination = p->places[i].side == PROGRAM_DESTINATION;
-        places[i].worker = l->id;
-        places[i].memory = destination ? receiving(l) : WIRE_LIVE;
-        held_place[i] =
-            destination && refit_holds_already(m->refit, refit_find_worker(m->refit, l->id));
-        *ret_has_held = *ret_has_held || held_place[i] != 0;
+    return r->n_cells <= NODE_PAGE_CELLS;
+}
+
+void run_cells(struct decider *d, const struct node_report *r)
+{
+    struct cells_difference x;
+    if (r->attempt != d->run.id || d->run.plan == NULL || d->run.differ)
+        return;
+    if (!page_is_sound(d, r)) {
+        d->run.differ = true;
+        failed_here(d, RS_EPROTO, "a node reports cells that the plan has not");
+        return;
     }
+    if (d->run.cells == NULL)
+        d->run.cells = cells_new();
+    int code =
+        d->run.cells == NULL ? RS_ENOMEM : cells_merge(d->run.cells, r->cells, r->n_cells, &x);
+    if (code != 0)
+        cells_failed(d, code, &x);
+}
+
+/* All nodes have said what they saw. */
+static bool all_staged(const struct decider *d)
+{
+    for (uint32_t i = 0; i < d->run.input->topology->n_nodes; i++)
+        if (!d->run.nodes[i].staged)
+            return false;
     return true;
 }
 
-/* One byte per hold in a memfd. */
-static int held_memfd(const struct program *p, const uint8_t *held_place, struct err *e)
+bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
 {
-    uint8_t *held = mem_alloc(p->n_holds > 0 ? p->n_holds : 1);
-    if (held == NULL)
-        return err_set(e, RS_ENOMEM, "no memory to prepare");
-    for (uint32_t i = 0; i < p->n_holds; i++)
-        held[i] = held_place[p->holds[i].place];
-    int fd = wire_memfd("reshard-held", held, p->n_holds, e);
-    mem_free(held);
-    return fd;
-}
-
-static int prepare_submit(struct model *m, struct wire_place *places, uint8_t *held_place,
-                          struct err *e)
-{
-    const struct plan_entry *plan = m->run.plan;
-    bool has_held = false;
-    int fds[WIRE_MAX_FDS] = {plan->program_fd, plan->tensors_fd, -1};
-    if (!places_fill(m, places, &has_held, held_place))
-        return err_set(e, RS_EABORTED, "a worker that takes part has just gone");
-    if (has_held && (fds[2] = held_memfd(&plan->program, held_place, e)) < 0)
-        return fds[2];
-    struct wire_prepare body = {.deadline_ns = m->run.prepare_deadline_ns,
-                                .n_places = plan->program.n_places,
-                                .verify = (uint32_t)m->run.verify,
-                                .has_held = has_held,
-                                .n_layouts = plan->n_destinations};
-    struct wire_header h = {.type = WIRE_PREPARE,
-                            .model = m->id,
-                            .epoch = m->run.epoch,
-                            .attempt = m->run.id,
-                            .version = m->run.version};
-    m->run.prepare = (struct link_request){.done = on_prepared, .patient = true};
-    int r = link_submit(m->service->link, &m->run.prepare, h, &body, sizeof body, places,
-                        plan->program.n_places * sizeof *places, fds, has_held ? 3 : 2,
-                        ms_until(m->run.prepare_deadline_ns) + 1000, e);
-    m->run.sent = r == 0;
-    crash_point(CRASH_PREPARE_SENT);
-    if (fds[2] >= 0)
-        (void)close(fds[2]);
-    return r;
-}
-
-static void prepare_send(struct model *m)
-{
-    struct err e = {0};
-    uint32_t n = m->run.plan->program.n_places;
-    struct wire_place *places = mem_calloc(n, sizeof *places);
-    uint8_t *held_place = mem_calloc(n, sizeof *held_place);
-    int r = places == NULL || held_place == NULL ? err_set(&e, RS_ENOMEM, "no memory to prepare")
-                                                 : prepare_submit(m, places, held_place, &e);
-    mem_free(places);
-    mem_free(held_place);
-    if (r != 0)
-        report(m, REFIT_EV_FAILED, r, err_text(&e, r), 0);
-}
-
-static void prepare_continue(struct model *m)
-{
-    struct verify_job *j;
-    if (!devices_take(m))
-        return;
-    if (m->run.verify == WIRE_VERIFY_OFF || m->service->config->verify[0] == 'o') {
-        prepare_send(m); /* publications carry no fingerprints */
-        return;
-    }
-    if ((j = verify_job_new(m, false)) == NULL || verify_start(m, j) != 0)
-        report(m, REFIT_EV_FAILED, RS_ENOMEM, "no memory to compare the sources", 0);
-}
-
-void run_prepare(struct model *m, const struct refit_action *a)
-{
-    m->run.prepare_deadline_ns = a->at_ns;
-    m->run.epoch = a->epoch;
-    if (m->run.plan == NULL || m->run.id != a->attempt)
-        report(m, REFIT_EV_FAILED, RS_EINTERNAL, "PREPARE without a plan", 0);
-    else
-        prepare_continue(m);
-}
-
-/* --- start -------------------------------------------------------------------------------------- */
-
-static void report_bytes(struct model *m, enum refit_event_type type, const struct wire_progress *p)
-{
-    struct refit_event ev = {.type = type,
-                             .node = {.node = NODE,
-                                      .attempt = m->run.id,
-                                      .bytes = {.landed = p->done_bytes,
-                                                .network = p->network_bytes,
-                                                .domain = p->domain_bytes,
-                                                .device = p->device_bytes,
-                                                .skipped = p->skipped_bytes,
-                                                .total = p->total_bytes},
-                                      .first_byte_ns = p->first_byte_ns,
-                                      .last_byte_ns = p->last_byte_ns,
-                                      .sources_read_ns = p->sources_read_ns,
-                                      .verified_ns = p->verified_ns}};
-    m->run.progress = *p;
-    (void)model_event(m, &ev);
-}
-
-static void on_progress(struct link_request *r, const struct wire_progress *p)
-{
-    struct model *m = container_of(r, struct model, run.start);
-    uint64_t now = clock_mono_ns(), version = m->run.version;
-    report_bytes(m, REFIT_EV_PROGRESS, p);
-    if (now - m->run.notified_ns < WATCH_INTERVAL_MS * UINT64_C(1000000))
-        return;
-    m->run.notified_ns = now;
-    watch_refit(m, version);
-}
-
-static int staged_take(struct model *m, struct wire_packet *packet, struct verify_job *j,
-                       struct err *e)
-{
-    if (packet->header.type != WIRE_STAGED || packet->header.body_bytes < sizeof j->progress ||
-        packet->n_fds < 1)
-        return err_set(e, RS_EPROTO, "the data plane ended START with %s",
-                       wire_type_name(packet->header.type));
-    memcpy(&j->progress, packet->body, sizeof j->progress);
-    int r = wire_map_fd(packet->fds[0], (const void **)&j->holds, &j->holds_bytes, e);
-    if (r == 0 && j->holds_bytes < j->plan->program.n_holds * sizeof *j->holds)
-        r = err_set(e, RS_EPROTO, "STAGED tells of %zu bytes of fingerprints; there are %u holds",
-                    j->holds_bytes, j->plan->program.n_holds);
-    (void)m;
-    return r;
-}
-
-static void on_staged(struct link_request *r, int code, struct wire_packet *packet,
-                      const struct err *e)
-{
-    struct model *m = container_of(r, struct model, run.start);
-    struct err mine = {0};
-    if (code != 0) {
-        report_failed(m, code, packet, e);
-        return;
-    }
-    struct verify_job *j = verify_job_new(m, true);
-    int result = j == NULL ? err_set(&mine, RS_ENOMEM, "no memory to compare fingerprints")
-                           : staged_take(m, packet, j, &mine);
-    if (result == 0)
-        result = verify_start(m, j);
-    else if (j != NULL)
-        verify_job_free(j);
-    if (result != 0)
-        report(m, REFIT_EV_FAILED, result, err_text(&mine, result), 0);
-}
-
-void run_start(struct model *m, const struct refit_action *a)
-{
-    struct err e = {0};
-    struct wire_header h = {.type = WIRE_START,
-                            .model = m->id,
-                            .epoch = m->run.epoch,
-                            .attempt = a->attempt,
-                            .version = a->version};
-    const struct refit_version *v = refit_find_version(m->refit, a->version);
-    uint32_t timeout_ms =
-        v != NULL ? v->transfer_timeout_ms : m->service->config->transfer_timeout_ms;
-    m->run.start =
-        (struct link_request){.done = on_staged, .progress = on_progress, .patient = true};
-    int r = link_submit(m->service->link, &m->run.start, h, NULL, 0, NULL, 0, NULL, 0,
-                        timeout_ms > UINT32_MAX / 2 ? timeout_ms : timeout_ms + 5000, &e);
-    if (r != 0)
-        report(m, REFIT_EV_FAILED, r, err_text(&e, r), 0);
-}
-
-/* What a destination's receiving memory looks like now, for Apply and for the ledger's row. */
-static int sums_keep(struct model *m, struct verify_job *j)
-{
-    struct buf row;
-    buf_init(&row);
-    for (uint32_t i = 0; j->mode == COMPARE_FULL && i < j->plan->program.n_places; i++) {
-        struct lease *l = place_lease(m, j->plan, i);
-        if (j->sums[i] == NULL || l == NULL)
-            continue;
-        const struct layout *layout = l->layout->layout;
-        held_put(&row, layout->digest, l->rank, held_fold(j->sums[i], layout->n_tensors));
-        mem_free(l->sums);
-        l->sums = j->sums[i];
-        l->sums_version = m->run.version;
-        j->sums[i] = NULL;
-    }
-    int r = buf_error(&row);
-    if (r == 0) {
-        mem_free(m->fingerprints);
-        m->fingerprints = row.n_bytes > 0 ? buf_steal(&row, &m->n_fingerprints_bytes) : NULL;
-        if (m->fingerprints == NULL)
-            m->n_fingerprints_bytes = 0;
-    }
-    buf_close(&row);
-    return r;
-}
-
-static void staged(struct model *m, struct verify_job *j)
-{
-    if (sums_keep(m, j) != 0) {
-        report(m, REFIT_EV_FAILED, RS_ENOMEM, "no memory to keep the fingerprints", 0);
-        return;
-    }
-    j->progress.verified_ns = clock_mono_ns();
-    report_bytes(m, REFIT_EV_STAGED, &j->progress);
-    devices_give(m); /* no byte moves any more */
+    struct run_node *n = node_of(d, node);
+    struct cells_difference x;
+    if (r->event.node.attempt != d->run.id || n == NULL)
+        return true; /* the decider drops what is old */
+    if (d->run.differ)
+        return false;
+    for (uint32_t i = 0; !n->staged && i < r->n_folds; i++)
+        held_put(&d->run.folds, r->folds[i].layout, r->folds[i].rank, r->folds[i].fold);
+    n->staged = true;
+    run_node_quiet(d, node);
+    int code = buf_error(&d->run.folds);
+    if (code == 0 && d->run.cells != NULL && all_staged(d))
+        code = cells_settle(d->run.cells, &x);
+    if (code != 0)
+        cells_failed(d, code, &x);
+    return code == 0;
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
 
-static void work_forget(struct model *m)
+static void work_forget(struct decider *d)
 {
-    link_forget(m->service->link, &m->run.prepare);
-    link_forget(m->service->link, &m->run.start);
-    if (m->run.planning != NULL)
-        m->run.planning->model = NULL;
-    if (m->run.verifying != NULL)
-        m->run.verifying->model = NULL;
-    m->run.planning = NULL;
-    m->run.verifying = NULL;
-    m->run.wants_devices = false;
+    planning_forget(d->run.planning);
+    cells_blame_forget(d->run.blaming);
+    if (d->run.checking != NULL)
+        d->run.checking->decider = NULL;
+    d->run.planning = NULL;
+    d->run.blaming = NULL;
+    d->run.checking = NULL;
+    d->run.wants_devices = false;
 }
 
-static void quiesced(struct model *m)
+void run_abort(struct decider *d, const struct refit_action *a)
 {
-    devices_give(m);
-    report(m, REFIT_EV_QUIESCED, 0, "", 0);
-}
-
-static void on_quiesced(struct link_request *r, int code, struct wire_packet *packet,
-                        const struct err *e)
-{
-    struct model *m = container_of(r, struct model, run.abort);
-    (void)packet;
-    (void)e;
-    if (code == 0)
-        quiesced(m);
-    else if (code != RS_EPEER && code != RS_EDEADLINE && code != RS_ECANCELED)
-        link_kill(m->service->link,
-                  "it could not abort an attempt"); /* its death proves that all is quiet */
-}
-
-void run_abort(struct model *m, const struct refit_action *a)
-{
-    struct err e = {0};
-    struct wire_header h = {.type = WIRE_ABORT,
-                            .model = m->id,
-                            .epoch = m->run.epoch,
-                            .attempt = a->attempt,
-                            .version = a->version};
-    work_forget(m);
-    if (a->attempt != m->run.id || !m->run.sent) { /* nothing of it has reached the data plane */
-        quiesced(m);
+    const struct run_node *n = node_of(d, a->node);
+    struct node_order o = order_of(d, a, NODE_ORDER_ABORT);
+    work_forget(d);
+    if (a->attempt == d->run.id && n != NULL && n->sent) {
+        (void)coordinator_order(d->coordinator, a->node, &o); /* who is away is lost before long */
         return;
     }
-    if (link_state(m->service->link) != LINK_READY)
-        return; /* it is dying: NODE_LOST comes */
-    m->run.abort = (struct link_request){.done = on_quiesced};
-    int r = link_submit(m->service->link, &m->run.abort, h, NULL, 0, NULL, 0, NULL, 0,
-                        m->service->config->quiesce_timeout_ms * 2, &e);
-    if (r != 0)
-        link_kill(m->service->link, err_text(&e, r));
+    struct refit_event ev = {.type = REFIT_EV_QUIESCED,
+                             .node = {.node = a->node, .attempt = a->attempt, .text = ""}};
+    run_node_quiet(d, a->node);
+    (void)decider_event(d, &ev);
 }
 
-void run_expel(struct model *m, const struct refit_action *a)
+void run_expel(struct decider *d, const struct refit_action *a)
 {
-    (void)a;
+    struct node_order o = order_of(d, a, NODE_ORDER_EXPEL);
     log_warn("model %s version %" PRIu64 " attempt %" PRIu64
-             ": the data plane has not quiesced in time",
-             m->name, m->run.version, m->run.id);
-    link_kill(m->service->link, "it did not quiesce in time");
+             ": the data plane of node %s has not quiesced in time",
+             d->model, d->run.version, d->run.id, coordinator_node_name(d->coordinator, a->node));
+    (void)coordinator_order(d->coordinator, a->node, &o);
 }
 
-void run_end(struct model *m)
+static void end_send(struct decider *d, bool committed)
 {
-    work_forget(m);
-    link_forget(m->service->link, &m->run.abort);
-    devices_give(m);
-    plan_entry_unref(m->run.plan);
-    mem_free(m->fingerprints);
-    m->fingerprints = NULL;
-    m->n_fingerprints_bytes = 0;
-    m->run = (struct run){0};
+    struct node_order o = {.type = NODE_ORDER_END,
+                           .model = d->model,
+                           .version = d->run.version,
+                           .attempt = d->run.id,
+                           .code = committed ? 0 : RS_EABORTED,
+                           .text = ""};
+    for (uint32_t i = 0; d->run.nodes != NULL && i < d->run.input->topology->n_nodes; i++)
+        if (d->run.nodes[i].sent)
+            (void)coordinator_order(d->coordinator, d->run.input->nodes[i], &o);
+}
+
+void run_end(struct decider *d, bool committed)
+{
+    struct run *r = &d->run;
+    work_forget(d);
+    if (r->input != NULL)
+        devices_give(d);
+    if (committed)
+        (void)held_load(d->held, r->version, r->folds.data, r->folds.n_bytes);
+    end_send(d, committed);
+    plan_entry_unref(r->plan);
+    attempt_input_free(r->input);
+    cells_free(r->cells);
+    buf_close(&r->folds);
+    mem_free(r->nodes);
+    mem_free(r->tokens);
+    *r = (struct run){0};
 }

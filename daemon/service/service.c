@@ -10,9 +10,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "service/held.h"
+#include "service/coordinator.h"
+#include "service/peers.h"
 #include "service/restore.h"
-#include "service/state.h"
 
 #include "base/banned.h"
 
@@ -21,6 +21,7 @@
 uint64_t waiter_add(struct service *s, struct waiter *w)
 {
     w->cookie = ++s->next_cookie;
+    w->asked = false;
     queue_push(&s->waiters, &w->in);
     return w->cookie;
 }
@@ -31,6 +32,7 @@ void waiter_forget(struct waiter *w)
         return;
     queue_remove(&w->in);
     w->cookie = 0;
+    w->asked = false;
 }
 
 void waiter_end(struct waiter *w, int code, const char *text)
@@ -51,19 +53,13 @@ static struct waiter *waiter_find(struct service *s, uint64_t cookie)
     return NULL;
 }
 
-void service_reply(struct service *s, const struct refit_action *a)
+void service_reply(struct service *s, uint64_t cookie, const struct op_reply *reply)
 {
-    struct waiter *w = waiter_find(s, a->cookie);
-    struct op_reply reply = {.code = a->code,
-                             .text = a->text != NULL ? a->text : "",
-                             .version = a->version,
-                             .attempt = a->attempt,
-                             .value = a->value,
-                             .phase = a->phase};
+    struct waiter *w = waiter_find(s, cookie);
     if (w == NULL)
         return; /* its call has ended */
     waiter_forget(w);
-    w->done(w, &reply);
+    w->done(w, reply);
 }
 
 void service_answer(struct service *s, uint64_t cookie, int code, const char *text)
@@ -97,18 +93,7 @@ static void on_data_plane_ready(void *arg)
 
 static void on_data_plane_lost(void *arg, const char *why)
 {
-    struct service *s = arg;
-    char text[320];
-    (void)snprintf(text, sizeof text, "node %s lost its data plane: %s", s->config->node, why);
-    leases_lost_data_plane(s);
-    queue_foreach (q, &s->models) {
-        struct model *m = container_of(q, struct model, in);
-        struct refit_event ev = {.type = REFIT_EV_NODE_LOST,
-                                 .node = {.node = NODE, .attempt = m->run.id, .text = text}};
-        m->run.sent = false;
-        (void)model_event(m, &ev);
-    }
-    leases_sweep(s);
+    node_lost(arg, why);
 }
 
 static void on_client_ended(void *arg, struct memory_client *client)
@@ -130,35 +115,6 @@ static void on_mailbox(uv_async_t *wake)
 
 /* --- start -------------------------------------------------------------------------------------- */
 
-/* One node of our own, with the domains that config says. */
-static struct topology *topology_make(const struct config *c)
-{
-    struct topology *t = mem_zalloc(sizeof *t);
-    if (t == NULL)
-        return NULL;
-    t->nodes = mem_calloc(1, sizeof(char *));
-    t->domains = mem_calloc(c->n_domains, sizeof(char *));
-    t->devices = mem_calloc(c->devices, sizeof *t->devices);
-    bool ok = t->nodes != NULL && t->domains != NULL && t->devices != NULL;
-    if (ok)
-        ok = (t->nodes[t->n_nodes++] = mem_strdup(c->node)) != NULL;
-    for (uint32_t i = 0; ok && i < c->n_domains; i++) {
-        t->domains[i] = c->n_domains == 1 ? mem_strdup(c->node) : mem_printf("%s/%u", c->node, i);
-        ok = t->domains[i] != NULL;
-        t->n_domains++;
-    }
-    for (uint32_t d = 0; ok && d < c->devices; d++)
-        t->devices[t->n_devices++] =
-            (struct device_place){.node = NODE, .local = d, .domain = c->domain_of_device[d]};
-    t->network_bytes_per_s = c->network_gbytes_per_s * 1e9;
-    t->domain_bytes_per_s = c->domain_gbytes_per_s * 1e9;
-    if (ok)
-        return t;
-    topology_close(t);
-    mem_free(t);
-    return NULL;
-}
-
 static int ledger_open(struct service *s, struct err *e)
 {
     char path[CONFIG_MAX_PATH + 16];
@@ -174,10 +130,8 @@ static void service_free(struct service *s)
     void (*done)(void *) = s->stopped;
     void *arg = s->stopped_arg;
     plan_store_close(&s->plans);
+    coordinator_close(s->coordinator);
     layouts_close(&s->layouts);
-    if (s->topology != NULL)
-        topology_close(s->topology);
-    mem_free(s->topology);
     mailbox_close(&s->mailbox);
     mem_free(s);
     if (done != NULL)
@@ -204,10 +158,12 @@ int service_new(uv_loop_t *loop, const struct config *config, struct service **r
     s->wake.data = s;
     s->n_handles = 1;
     *ret = s;
-    s->topology = topology_make(config);
-    if (s->topology == NULL)
-        return err_set(e, RS_ENOMEM, "no memory for the topology");
-    int r = ledger_open(s, e);
+    s->node = config->me;
+    if (config->me != config->coordinator_index)
+        return 0; /* what is to be remembered is the coordinator's */
+    int r = coordinator_new(s, &s->coordinator, e);
+    if (r == 0)
+        r = ledger_open(s, e);
     return r != 0 ? r : restore(s, e);
 }
 
@@ -217,9 +173,11 @@ int service_start(struct service *s, struct err *e)
         .ready = on_data_plane_ready, .lost = on_data_plane_lost, .arg = s};
     int r =
         memory_server_start(s->loop, s->config, s->incarnation, on_client_ended, s, &s->memory, e);
-    if (r != 0)
-        return r;
-    return link_new(s->loop, s->config, &events, &s->link, e);
+    if (r == 0)
+        r = link_new(s->loop, s->config, &events, &s->link, e);
+    if (r == 0 && s->coordinator != NULL)
+        node_welcomed(s, s->incarnation);
+    return r == 0 && s->config->n_nodes > 1 ? peers_start(s, &s->peers, e) : r;
 }
 
 void service_on_failure(struct service *s, void (*fn)(void *arg), void *arg)
@@ -257,6 +215,8 @@ static void stop_finish(struct service *s)
     leases_sweep(s);
     ledger_close(s->ledger); /* finishes what is being written */
     s->ledger = NULL;
+    while (s->coordinator != NULL && !queue_empty(&s->coordinator->deciders))
+        decider_close(container_of(s->coordinator->deciders.next, struct decider, in));
     queue_foreach_safe (q, tmp, &s->models)
         model_close(container_of(q, struct model, in));
     mailbox_shut(&s->mailbox);
@@ -265,15 +225,32 @@ static void stop_finish(struct service *s)
 
 void service_stop_if_idle(struct service *s)
 {
-    if (s->stopping && !s->stop_finished && s->n_jobs == 0 && s->memory == NULL && s->link == NULL)
+    if (s->stopping && !s->stop_finished && s->n_jobs == 0 && s->memory == NULL &&
+        s->link == NULL && s->peers == NULL)
         stop_finish(s);
+}
+
+static void on_peers_stopped(void *arg)
+{
+    struct service *s = arg;
+    s->peers = NULL;
+    service_stop_if_idle(s);
+}
+
+/* Nothing moves here any more: the goodbye is true. */
+static void peers_goodbye(struct service *s)
+{
+    if (s->peers != NULL)
+        peers_stop(s->peers, on_peers_stopped, s);
+    else
+        service_stop_if_idle(s);
 }
 
 static void on_link_stopped(void *arg)
 {
     struct service *s = arg;
     s->link = NULL;
-    service_stop_if_idle(s);
+    peers_goodbye(s);
 }
 
 static void on_memory_stopped(void *arg)
@@ -283,7 +260,7 @@ static void on_memory_stopped(void *arg)
     if (s->link != NULL)
         link_stop(s->link, on_link_stopped, s);
     else
-        service_stop_if_idle(s);
+        peers_goodbye(s);
 }
 
 void service_stop(struct service *s, void (*done)(void *arg), void *arg)
@@ -292,7 +269,10 @@ void service_stop(struct service *s, void (*done)(void *arg), void *arg)
     s->stopped = done;
     s->stopped_arg = arg;
     queue_foreach (q, &s->models)
-        watch_close(container_of(q, struct model, in));
+        polls_close(container_of(q, struct model, in));
+    if (s->coordinator != NULL)
+        queue_foreach (q, &s->coordinator->deciders)
+            watchers_close(container_of(q, struct decider, in));
     if (s->memory != NULL)
         memory_server_stop(s->memory, on_memory_stopped,
                            s); /* ends the leases: their streams first */

@@ -1,4 +1,10 @@
-/* What the files of this folder share: the structs of the control process. Private to service/.
+/* What the files of the node part share: the structs of the control process on every daemon. Private to service/.
+ *
+ *   node part (here)           leases, models, this node's part of the attempts in flight, pollers
+ *   coordinator (coordinator.h) deciders, roster, ledger: on one daemon of a cluster
+ *
+ * They speak only by struct node_report and struct node_order (peer/message.h): node_tell and node_order_take are this
+ * part's ends of it. No file of the node part touches a struct refit.
  *
  * Everything here is owned by the loop thread. Jobs on libuv's threads get copies or counted references of immutable
  * things (layouts, plans, fingerprints) and touch nothing else. */
@@ -13,6 +19,8 @@
 #include "base/mailbox.h"
 #include "base/queue.h"
 #include "ledger/ledger.h"
+#include "peer/message.h"
+#include "peer/peer.h"
 #include "plan/plan.h"
 #include "refit/refit.h"
 #include "service/config.h"
@@ -22,19 +30,28 @@
 #include "service/ops.h"
 #include "service/plan_store.h"
 
-enum { NODE = 0 }; /* the number of this daemon's node in the decider's events: there is one */
+struct coordinator;
+struct part;
+struct peers;
 
 struct service {
     uv_loop_t *loop;
     const struct config *config;
     uint64_t incarnation;
     uint64_t start_ns;
+    uint32_t node;                   /* our number */
+    struct coordinator *coordinator; /* NULL: on another node */
+    struct peer *peer;               /* NULL: there is no other node */
+    struct peers *peers;             /* what hangs on it: peers.c */
+    uint64_t session;                /* with the coordinator: a number never used before; 0: none */
+    uint64_t sessions;               /* the last number given out */
+    uint64_t coordinator_incarnation;
+    bool introduced;        /* NODE_UP was said in this session */
     struct mailbox mailbox; /* from the ledger's writer */
     uv_async_t wake;
-    struct ledger *ledger;
+    struct ledger *ledger; /* NULL: the coordinator's, on another node */
     struct memory_server *memory;
     struct data_plane_link *link;
-    struct topology *topology;
     struct layouts layouts;
     struct plan_store plans;
     struct queue models; /* struct model */
@@ -46,12 +63,10 @@ struct service {
     bool node_up;
     uint64_t next_cookie;
     struct queue waiters; /* struct waiter */
-    /* whose refit moves bytes there; NULL: nobody's */
-    struct model *device_user[CONFIG_MAX_DEVICES];
-    uint64_t random;    /* state of the jitter's sequence */
-    uint32_t n_jobs;    /* on libuv's threads */
-    uint32_t n_writes;  /* at the ledger */
-    unsigned n_handles; /* of ours, open or closing */
+    uint64_t random;      /* state of the jitter's sequence */
+    uint32_t n_jobs;      /* on libuv's threads */
+    uint32_t n_writes;    /* at the ledger */
+    unsigned n_handles;   /* of ours, open or closing */
     bool stopping, stop_finished;
     void (*stopped)(void *arg);
     void *stopped_arg;
@@ -67,10 +82,7 @@ struct publication {
     /* per tensor of the source layout, this rank's shards; NULL: verification is off */
     uint64_t *fingerprints;
     uint32_t n_tensors;
-    struct expected_fingerprint {
-        uint32_t tensor;
-        uint64_t fingerprint;
-    } * expected; /* of whole tensors, by the client's own way */
+    struct publication_print *expected; /* of whole tensors, by the client's own way */
     uint32_t n_expected;
 };
 
@@ -97,7 +109,8 @@ struct lease {
     uint64_t claims_live, claims_shadow; /* from AttachHello, until they are checked */
     uint64_t opened;                     /* live memory was being written with that version */
     uint64_t waits_for;                  /* see REFIT_EV_ATTACHED */
-    bool torn;                           /* what live memory claimed to hold it does not */
+    uint64_t held, applied;              /* by the decider's last word */
+    bool torn;                           /* live memory is partly written */
     struct segment **segments;
     uint32_t n_segments;
     uint64_t segment_bytes;
@@ -107,9 +120,10 @@ struct lease {
     int dtypes_fd;
     struct attach_stream *stream; /* NULL: broken or ended */
     uv_timer_t grace;
-    bool known;  /* the decider knows it */
-    bool mapped; /* segments are told to the data plane */
-    bool bound;  /* the data plane can use it */
+    bool known;            /* the decider knows it */
+    uint64_t told_session; /* in which it was reported last */
+    bool mapped;           /* segments are told to the data plane */
+    bool bound;            /* the data plane can use it */
     bool waits_unbind, rebinding;
     bool resuming; /* between its hello with `resume` and AttachDone */
     bool done;     /* AttachDone came */
@@ -118,53 +132,37 @@ struct lease {
     unsigned step; /* of MAP and BIND */
     void (*after_bind)(struct lease *l, int code, const struct err *e);
     struct link_request bind, unbind, publish, apply;
-    struct waiter waiter; /* of the attach: the decider's answers */
-    uint64_t publish_version;
-    uint64_t publish_cookie;
+    struct waiter waiter;    /* of the attach: the decider's answer */
+    struct waiter ask;       /* whether it may publish */
+    uint64_t publish_cookie; /* of the client's call */
     struct publication *publishing, *published;
-    /* per tensor of its layout: what receiving memory held when `sums_version` was staged */
+    /* per tensor of its layout: what receiving memory held when `sums_version` was staged or claimed */
     uint64_t *sums;
     uint64_t sums_version;
+    /* What its memory is known to hold, whole: told when it is reported again. */
+    struct memory_content {
+        uint64_t version; /* 0: nothing that is known */
+        uint64_t fold;    /* of its fingerprints (held.h); 0: they were not taken */
+        uint64_t content; /* as the PREPARE that brought it named it; 0: not known */
+    } content[2];         /* WIRE_LIVE, WIRE_SHADOW */
     uint64_t apply_version;
     char end_reason[256];
 };
 
-/* The attempt in flight of one model, as far as it is carried out here. */
-struct run {
-    uint64_t id, version, epoch;
-    struct planning *planning;    /* job; NULL: none */
-    struct plan_entry *plan;      /* counted; NULL: not planned */
-    struct verify_job *verifying; /* job; NULL: none */
-    uint64_t prepare_deadline_ns;
-    bool wants_devices; /* PREPARE waits for other models' refits */
-    bool has_devices;
-    bool sent;    /* PREPARE went to this data plane: ABORT must follow it */
-    bool staging; /* STAGED is being looked through */
-    int verify;   /* enum wire_verify */
-    struct link_request prepare, start, abort;
-    struct wire_progress progress; /* newest */
-    uint64_t notified_ns;
-};
-
+/* A model as every node knows it. The coordinator's view of it is struct decider. */
 struct model {
     struct queue in; /* service.models */
     struct service *service;
     char *name;
-    uint64_t id; /* in wire messages */
-    struct refit *refit;
-    struct refit_update update;
-    struct queue later; /* struct later: events that wait for the running step's end */
-    bool stepping;
-    uv_timer_t deadline;
-    uv_timer_t retry; /* after RS_ENOMEM */
-    struct run run;
+    uint64_t id;    /* in wire messages */
+    bool announced; /* the coordinator has told of it */
+    struct {
+        uint64_t version, wall_ns;
+    } committed;       /* the newest that the coordinator has told; version 0: none */
+    struct part *part; /* this node's part of the attempt in flight: part.h */
     /* of the newest attempt that was planned: what Publish fingerprints by */
     struct plan_entry *last_plan;
-    struct queue polls;      /* struct poll: long polls and watchers of committed versions */
-    struct queue watchers;   /* struct watcher: of refits */
-    struct held_store *held; /* fingerprints of committed versions, for workers that attach again */
-    void *fingerprints;      /* of the attempt in flight, for the ledger's row; owned */
-    size_t n_fingerprints_bytes;
+    struct queue polls; /* struct poll: long polls and watchers of committed versions */
 };
 
 /* --- model.c ------------------------------------------------------------------------------------ */
@@ -172,35 +170,36 @@ struct model {
 struct model *model_find(struct service *s, const char *name);
 /* RS_EEXHAUSTED: max_models. */
 int model_open(struct service *s, const char *name, struct model **ret, struct err *e);
-/* Gives the decider an event (stamped with the clocks) and carries out what it says, and what follows from that. An
- * event from inside an action waits for its turn. RS_ENOMEM: nothing happened; an event without a cookie is kept and
- * given again. */
-int model_event(struct model *m, struct refit_event *ev);
-/* Closes handles and frees it when they are closed. */
+/* Its polls end, its part is forgotten; the data plane is not told. Freed when its handles are closed. */
 void model_close(struct model *m);
 
-/* --- run.c: PLAN, PREPARE, START, ABORT, EXPEL, APPLY of the decider, carried out ------------ */
+/* --- node.c: this node's end of what it and the coordinator say to each other --------------------- */
 
-void run_plan(struct model *m, const struct refit_action *a);
-void run_prepare(struct model *m, const struct refit_action *a);
-void run_start(struct model *m, const struct refit_action *a);
-void run_abort(struct model *m, const struct refit_action *a);
-void run_expel(struct model *m, const struct refit_action *a);
-/* Nothing of it is needed any more: it committed, aborted, or its data plane is dead. */
-void run_end(struct model *m);
-/* Models that wait for devices take them, in order. */
-void run_devices_free(struct service *s);
+/* 0, or RS_EUNAVAIL where there is no session. Orders may come back inside the call. */
+int node_tell(struct service *s, const struct node_report *r);
+/* As node_tell, with a cookie in the event (or the ask) whose REPLY ends w; an error that is returned does not. */
+int node_ask(struct service *s, struct node_report *r, struct waiter *w, struct err *e);
+void node_order_take(struct service *s, const struct node_order *o);
+/* A session has begun: all live workers and the data plane are reported anew. */
+void node_welcomed(struct service *s, uint64_t coordinator_incarnation);
+/* The data plane has come, with all live workers bound; or has gone. */
+void node_up(struct service *s);
+void node_lost(struct service *s, const char *why);
+/* The session is over: attempts are aborted here, and who waits for the coordinator is told. */
+void node_severed(struct service *s, const char *why);
+/* Nothing of an attempt or an Apply moves here. */
+bool node_is_quiet(const struct service *s);
 
 /* --- lease.c ------------------------------------------------------------------------------------ */
 
 struct lease *lease_find(struct service *s, uint64_t id);
-void lease_apply(struct model *m, const struct refit_action *a);
-void lease_tell(struct model *m, const struct refit_action *a);
-/* The lease ends: tells the decider, ends the stream with that code and text, lets the memory go. */
-void lease_end(struct lease *w, bool for_good, int code, const char *reason);
-/* Those whose memory nobody needs any more are unbound and freed. After every step. */
+/* Shadow to live; told by APPLIED. */
+void lease_apply(struct lease *l, uint64_t version);
+/* The lease ends: tells the coordinator, ends the stream with that code and text, lets the memory go. */
+void lease_end(struct lease *l, bool for_good, int code, const char *reason);
+/* Those whose memory nobody needs any more are unbound and freed. */
 void leases_sweep(struct service *s);
-/* A new data plane: tells it of all live workers; NODE_UP when that is done. */
+/* A new data plane: tells it of all live workers; node_up when that is done. */
 void leases_rebind(struct service *s);
 void leases_lost_data_plane(struct service *s);
 void leases_client_ended(struct service *s, const struct memory_client *client);
@@ -208,22 +207,20 @@ void publication_unref(struct publication *p);
 
 /* --- attach.c ----------------------------------------------------------------------------------- */
 
-/* Tells the decider of a layout; the decider answers the cookie. RS_ENOMEM: it will not. */
-int layout_event(struct model *m, enum refit_side side, const struct layout *layout, bool member,
-                 uint64_t cookie);
+/* Reports all live leases again, with what their memory is known to hold and what they have published. */
+void leases_tell(struct service *s);
 
 /* --- watch.c ------------------------------------------------------------------------------------ */
 
 void watch_committed(struct model *m);
-void watch_refit(struct model *m, uint64_t version);
-/* All watchers of a model end with RS_EUNAVAIL. */
-void watch_close(struct model *m);
+/* All polls of a model end with RS_EUNAVAIL. */
+void polls_close(struct model *m);
 
 /* --- service.c ---------------------------------------------------------------------------------- */
 
-/* Finishes a request with a cookie. */
-void service_reply(struct service *s, const struct refit_action *a);
-/* The same, for who is not the decider. Nothing where nobody waits with that cookie any more. */
+/* Runs done of the waiter with that cookie; nothing where nobody waits with it any more. */
+void service_reply(struct service *s, uint64_t cookie, const struct op_reply *reply);
+/* The same, for a code and a text alone. */
 void service_answer(struct service *s, uint64_t cookie, int code, const char *text);
 /* When nothing is left to wait for, ends the stop. */
 void service_stop_if_idle(struct service *s);

@@ -5,20 +5,27 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "service/state.h"
+#include "service/coordinator.h"
 
 #include "base/banned.h"
 
 enum { JITTER_PERCENT = 20, REPLY_MARGIN_MS = 20 };
 
+/* How old this node's knowledge may be. */
+static uint64_t knowledge_age_ns(const struct service *s)
+{
+    return s->coordinator != NULL ? 0 : s->peer != NULL ? peer_age_ns(s->peer) : UINT64_MAX;
+}
+
 static struct committed committed_read(const struct model *m, uint64_t worker)
 {
-    const struct refit_worker *w = worker != 0 ? refit_find_worker(m->refit, worker) : NULL;
+    const struct lease *l = worker != 0 ? lease_find(m->service, worker) : NULL;
     return (struct committed){.model = m->name,
-                              .version = m->refit->committed,
-                              .committed_wall_ns = m->refit->committed_wall_ns,
-                              .held = w != NULL ? w->held : 0,
-                              .applied = w != NULL ? w->applied : 0};
+                              .version = m->committed.version,
+                              .committed_wall_ns = m->committed.wall_ns,
+                              .age_ns = knowledge_age_ns(m->service),
+                              .held = l != NULL ? l->held : 0,
+                              .applied = l != NULL ? l->applied : 0};
 }
 
 /* --- committed versions ------------------------------------------------------------------------- */
@@ -114,9 +121,11 @@ static int poll_check(struct service *s, uint64_t client, const char *model, uin
     if (worker != 0 && l->client != client)
         return err_set(e, RS_EPERM, "worker %016" PRIx64 " belongs to another client", worker);
     *ret = model_find(s, model);
-    if (*ret == NULL)
-        return err_set(e, RS_ENOTFOUND, "no model '%s'", model);
-    return 0;
+    if (*ret != NULL)
+        return 0;
+    if (s->session == 0 && knowledge_age_ns(s) == UINT64_MAX)
+        return err_set(e, RS_EUNAVAIL, "nothing was heard of the coordinator yet; try again");
+    return err_set(e, RS_ENOTFOUND, "no model '%s'", model);
 }
 
 int op_get_committed(struct service *s, uint64_t client, const char *model, uint64_t newer_than,
@@ -133,7 +142,7 @@ int op_get_committed(struct service *s, uint64_t client, const char *model, uint
     p->newer_than = newer_than;
     p->stream = false;
     p->model = m;
-    if (wait_ms == 0 || m->refit->committed > newer_than) {
+    if (wait_ms == 0 || m->committed.version > newer_than) {
         poll_expire(p);
         return 0;
     }
@@ -157,7 +166,7 @@ int op_watch_committed(struct service *s, uint64_t client, const char *model, ui
     p->newer_than = 0;
     p->stream = true;
     r = poll_add(m, p, e);
-    if (r != 0 || m->refit->committed == 0)
+    if (r != 0 || m->committed.version == 0)
         return r;
     struct committed c = committed_read(m, worker);
     p->done(p, 0, NULL, &c);
@@ -187,20 +196,23 @@ void watch_committed(struct model *m)
 int op_watch_refit(struct service *s, const char *model, uint64_t version, struct watcher *w,
                    struct err *e)
 {
-    struct model *m = model_find(s, model);
     w->service = NULL;
     if (s->stopping)
         return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
-    if (m == NULL || refit_find_version(m->refit, version) == NULL)
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, follows refits",
+                       s->config->coordinator);
+    struct decider *d = decider_find(s->coordinator, model);
+    if (d == NULL || refit_find_version(d->refit, version) == NULL)
         return err_set(e, RS_ENOTFOUND, "version %" PRIu64 " of model '%s' was never submitted",
                        version, model);
     if (s->n_watchers >= s->config->max_watchers)
         return err_set(e, RS_EEXHAUSTED, "%u watchers: max_watchers is reached", s->n_watchers);
     w->service = s;
-    w->model = m;
+    w->decider = d;
     w->version = version;
     s->n_watchers++;
-    queue_push(&m->watchers, &w->in);
+    queue_push(&d->watchers, &w->in);
     w->changed(w, 0, NULL);
     return 0;
 }
@@ -214,24 +226,28 @@ void watcher_close(struct watcher *w)
     w->service = NULL;
 }
 
-void watch_refit(struct model *m, uint64_t version)
+void watch_refit(struct decider *d, uint64_t version)
 {
-    queue_foreach_safe (q, tmp, &m->watchers) {
+    queue_foreach_safe (q, tmp, &d->watchers) {
         struct watcher *w = container_of(q, struct watcher, in);
         if (w->version == version)
             w->changed(w, 0, NULL);
     }
 }
 
-void watch_close(struct model *m)
+void polls_close(struct model *m)
 {
     while (!queue_empty(&m->polls)) {
         struct poll *p = container_of(m->polls.next, struct poll, in);
         poll_close(p);
         p->done(p, RS_EUNAVAIL, "the daemon is stopping", NULL);
     }
-    while (!queue_empty(&m->watchers)) {
-        struct watcher *w = container_of(m->watchers.next, struct watcher, in);
+}
+
+void watchers_close(struct decider *d)
+{
+    while (!queue_empty(&d->watchers)) {
+        struct watcher *w = container_of(d->watchers.next, struct watcher, in);
         watcher_close(w);
         w->changed(w, RS_EUNAVAIL, "the daemon is stopping");
     }

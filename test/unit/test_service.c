@@ -101,7 +101,7 @@ END_TEST
 /* --- sources compared ---------------------------------------------------------------------------- */
 
 static void compare_with(const uint64_t fingerprints[3][2],
-                         const struct expected_fingerprint *expected, int code, const char *word)
+                         const struct publication_print *expected, int code, const char *word)
 {
     struct layout *l = layout_of(pair_text);
     struct publication publications[3] = {0}, *list[3];
@@ -111,7 +111,7 @@ static void compare_with(const uint64_t fingerprints[3][2],
         publications[r].n_tensors = 2;
         list[r] = &publications[r];
     }
-    publications[2].expected = (struct expected_fingerprint *)(uintptr_t)expected;
+    publications[2].expected = (struct publication_print *)(uintptr_t)expected;
     publications[2].n_expected = expected != NULL;
     ck_assert_msg(compare_sources(l, list, &e) == code, "%s", e.text);
     ck_assert_msg(word == NULL || strstr(e.text, word) != NULL, "%s", e.text);
@@ -121,7 +121,7 @@ static void compare_with(const uint64_t fingerprints[3][2],
 START_TEST(replicas_that_agree_pass_and_parts_may_differ)
 {
     const uint64_t good[3][2] = {{7, 1}, {7, 2}, {0, 3}};
-    const struct expected_fingerprint sum = {.tensor = 1, .fingerprint = 6},
+    const struct publication_print sum = {.tensor = 1, .fingerprint = 6},
                                       replica = {.tensor = 0, .fingerprint = 7};
     compare_with(good, NULL, 0, NULL);
     compare_with(good, &sum, 0, NULL);
@@ -132,7 +132,7 @@ END_TEST
 START_TEST(differences_of_sources_are_named)
 {
     const uint64_t bad[3][2] = {{7, 1}, {8, 2}, {0, 3}}, good[3][2] = {{7, 1}, {7, 2}, {0, 3}};
-    const struct expected_fingerprint other = {.tensor = 1, .fingerprint = 7};
+    const struct publication_print other = {.tensor = 1, .fingerprint = 7};
     compare_with(bad, NULL, RS_EDATALOSS, "tensor 'a' [0:4]: source ranks 0 and 1");
     compare_with(good, &other, RS_EDATALOSS, "tensor 'b'");
 }

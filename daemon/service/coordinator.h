@@ -1,0 +1,194 @@
+/* The coordinator: the deciders, what is known of every node's workers, the ledger of record. Private to service/.
+ *
+ * It exists on one daemon of a cluster, beside that daemon's node part (state.h), with which it speaks as with any
+ * other node's: coordinator_report takes what a node reports, coordinator_order sends a node its orders. Loop thread. */
+#ifndef RS_SERVICE_COORDINATOR_H
+#define RS_SERVICE_COORDINATOR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include "base/buf.h"
+#include "base/queue.h"
+#include "peer/message.h"
+#include "refit/refit.h"
+#include "service/state.h"
+
+struct cells;
+struct cells_blame;
+struct decider;
+struct held_store;
+struct source_check;
+
+/* A node, beyond what peer_look says. */
+struct node {
+    bool up;            /* its data plane serves, with all its workers */
+    uint16_t data_port; /* of that data plane */
+    uint64_t n_lost;    /* how often its data plane, or the node, was lost */
+    /* Newest committed versions that it said it knows when it joined; owned. */
+    struct node_commit {
+        char *model;
+        uint64_t version;
+    } * commits;
+    uint32_t n_commits;
+    struct decider
+        *device_user[CONFIG_MAX_DEVICES]; /* whose refit moves bytes there; NULL: nobody's */
+};
+
+struct coordinator {
+    struct service *service;
+    struct queue deciders; /* struct decider */
+    uint32_t n_deciders;
+    struct node *nodes; /* by number */
+    uint32_t n_nodes;
+    char **own_domains; /* nodes.h: of our own devices */
+    struct queue asked; /* struct asked (report.c): requests of nodes that wait for a REPLY */
+};
+
+/* A worker of any node, as it was reported. */
+struct roster_entry {
+    struct queue in; /* decider.roster */
+    uint64_t worker;
+    uint32_t node, device, rank;
+    int32_t pid;
+    uint64_t segment_bytes;
+    enum refit_side side;
+    struct layout_entry *layout;      /* counted */
+    struct publication *published;    /* counted; NULL: none */
+    uint64_t told_held, told_applied; /* last WORKER order */
+    bool reported;                    /* in its node's present session */
+};
+
+/* The attempt in flight, as far as it is carried out for all nodes together. */
+struct run {
+    uint64_t id, version, epoch;   /* id 0: none */
+    struct attempt_input *input;   /* owned; NULL: not yet */
+    struct planning *planning;     /* job; NULL: none */
+    struct plan_entry *plan;       /* counted; NULL: not planned */
+    struct source_check *checking; /* job; NULL: none */
+    uint64_t prepare_deadline_ns;
+    uint64_t content;   /* names what is moved */
+    bool wants_devices; /* PREPARE waits for other models' refits */
+    bool has_devices;
+    bool sources_agree;
+    struct run_node {
+        bool wanted; /* the decider wants it prepared */
+        bool sent;   /* PREPARE went there */
+        bool staged;
+    } * nodes;                           /* as input->nodes; owned */
+    uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
+    struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
+    struct cells_blame *blaming;         /* job; NULL: none */
+    bool differ;      /* nodes saw different content: it has failed, or will have */
+    struct buf folds; /* the ledger's row of what memory holds (held.h) */
+    uint64_t notified_ns;
+};
+
+struct decider {
+    struct queue in; /* coordinator.deciders */
+    struct coordinator *coordinator;
+    char *model;
+    struct refit *refit;
+    struct refit_update update;
+    struct queue later; /* struct later: events that wait for the running step's end */
+    bool stepping;
+    bool announced; /* all nodes know of the model */
+    uv_timer_t deadline;
+    uv_timer_t retry; /* after RS_ENOMEM */
+    struct run run;
+    struct queue roster;     /* struct roster_entry */
+    struct queue watchers;   /* struct watcher: of refits */
+    struct held_store *held; /* folds of committed versions, for workers that attach again */
+};
+
+/* --- coordinator.c ------------------------------------------------------------------------------ */
+
+int coordinator_new(struct service *s, struct coordinator **ret, struct err *e);
+void coordinator_close(struct coordinator *c);
+/* RS_EUNAVAIL: it is not here now. Reports of our own node may come back inside the call. */
+int coordinator_order(struct coordinator *c, uint32_t node, const struct node_order *o);
+const char *coordinator_node_name(const struct coordinator *c, uint32_t node);
+/* Everything that a node has to know when its session begins. */
+void coordinator_brief(struct coordinator *c, uint32_t node);
+/* Tells all nodes what is committed of this model. */
+void coordinator_announce(struct decider *d);
+/* Keeps what it said is committed. RS_ENOMEM. */
+int coordinator_node_joined(struct coordinator *c, uint32_t node, const struct peer_member *m);
+/* Its data plane serves / is dead: nothing moves there. */
+void coordinator_node_up(struct coordinator *c, uint32_t node, uint16_t data_port);
+void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why);
+/* What it takes part in is called off, but may still be moving bytes. */
+void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why);
+/* Nothing of it moves any more. expelled: refits need not wait for its workers. */
+void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, const char *why);
+
+/* --- report.c ----------------------------------------------------------------------------------- */
+
+/* What a node reports. A cookie is answered by a REPLY, once, perhaps inside the call. */
+void coordinator_report(struct coordinator *c, uint32_t node, const struct node_report *r);
+/* Nobody there waits any more. */
+void asked_forget(struct coordinator *c, uint32_t node);
+/* Tells the decider of a layout; the decider answers the cookie. RS_ENOMEM: it will not. */
+int layout_event(struct decider *d, enum refit_side side, const struct layout *layout, bool member,
+                 uint64_t cookie);
+
+/* --- decider.c ---------------------------------------------------------------------------------- */
+
+struct decider *decider_find(struct coordinator *c, const char *model);
+/* RS_EEXHAUSTED: max_models. */
+int decider_open(struct coordinator *c, const char *model, struct decider **ret, struct err *e);
+/* Gives the decider an event (stamped with the clocks) and carries out what it says, and what follows from that. An
+ * event from inside an action waits for its turn. RS_ENOMEM: nothing happened; an event without a cookie is kept and
+ * given again. */
+int decider_event(struct decider *d, struct refit_event *ev);
+/* Closes handles and frees it when they are closed. */
+void decider_close(struct decider *d);
+
+/* --- run.c: PLAN, PREPARE, START, ABORT, EXPEL of the decider, carried out ------------------------- */
+
+void run_plan(struct decider *d, const struct refit_action *a);
+void run_prepare(struct decider *d, const struct refit_action *a);
+void run_start(struct decider *d, const struct refit_action *a);
+void run_abort(struct decider *d, const struct refit_action *a);
+void run_expel(struct decider *d, const struct refit_action *a);
+/* What a node saw of cells that others hold too. */
+void run_cells(struct decider *d, const struct node_report *r);
+/* A node has staged: false where it is known by now that the nodes differ, and nobody is to be told. */
+bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
+/* A PROGRESS was taken: watchers hear of it now and then. */
+void run_progress(struct decider *d);
+/* No byte of it moves on that node any more. */
+void run_node_quiet(struct decider *d, uint32_t node);
+/* The node takes part in the attempt in flight. */
+bool run_has_node(const struct decider *d, uint32_t node);
+/* It is over: nodes are told, all is let go. */
+void run_end(struct decider *d, bool committed);
+/* Deciders that wait for devices take them, in order. */
+void run_devices_free(struct coordinator *c);
+
+/* --- run_input.c --------------------------------------------------------------------------------- */
+
+/* From who takes part by the decider. RS_EPRECOND: nobody does; RS_EINVAL, RS_ENOMEM. */
+int attempt_input_make(struct decider *d, const struct refit_version *v, struct attempt_input **ret,
+                       struct err *e);
+
+/* --- roster.c ----------------------------------------------------------------------------------- */
+
+struct roster_entry *roster_find(const struct decider *d, uint64_t worker);
+/* NULL: no memory. */
+struct roster_entry *roster_add(struct decider *d, uint64_t worker);
+void roster_remove(struct roster_entry *r);
+/* The worker takes part in the attempt in flight. */
+bool roster_takes_part(const struct decider *d, const struct roster_entry *r);
+/* WORKER orders for those whose memory holds something else by now. */
+void roster_tell(struct decider *d);
+
+/* --- watch.c ------------------------------------------------------------------------------------ */
+
+void watch_refit(struct decider *d, uint64_t version);
+/* All watchers of a model end with RS_EUNAVAIL. */
+void watchers_close(struct decider *d);
+
+#endif

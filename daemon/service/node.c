@@ -1,0 +1,244 @@
+/* This node's end of what it and the coordinator say to each other: by function calls where the coordinator is here,
+ * by the session's stream elsewhere (peer/peer.h). */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "service/coordinator.h"
+#include "service/lease.h"
+#include "service/part.h"
+
+#include "base/banned.h"
+
+/* --- reports ------------------------------------------------------------------------------------ */
+
+int node_tell(struct service *s, const struct node_report *r)
+{
+    if (s->session == 0)
+        return RS_EUNAVAIL;
+    if (s->coordinator == NULL)
+        return peer_report(s->peer, r);
+    coordinator_report(s->coordinator, s->node, r);
+    return 0;
+}
+
+int node_ask(struct service *s, struct node_report *r, struct waiter *w, struct err *e)
+{
+    uint64_t cookie = waiter_add(s, w);
+    w->asked = true;
+    if (r->type == NODE_REPORT_PUBLISH_ASK)
+        r->cookie = cookie;
+    else
+        r->event.cookie = cookie;
+    int code = node_tell(s, r);
+    if (code == 0)
+        return 0;
+    waiter_forget(w);
+    return err_set(e, code, "the coordinator can't be reached now: %s; try again",
+                   s->peer != NULL ? peer_text(s->peer) : err_name(code));
+}
+
+/* --- orders ------------------------------------------------------------------------------------- */
+
+static void on_reply(struct service *s, const struct node_order *o)
+{
+    struct op_reply reply = {.code = o->code,
+                             .text = o->text,
+                             .version = o->version,
+                             .attempt = o->attempt,
+                             .value = o->value,
+                             .phase = o->phase};
+    service_reply(s, o->cookie, &reply);
+}
+
+static void on_committed(struct model *m, const struct node_order *o)
+{
+    m->announced = true;
+    if (o->version < m->committed.version)
+        return; /* who polls never sees an older one */
+    m->committed.version = o->version;
+    m->committed.wall_ns = o->wall_ns;
+    watch_committed(m);
+}
+
+/* An attach that waits for its answer is told by this first. */
+static void on_worker(struct service *s, const struct node_order *o)
+{
+    queue_foreach (q, &s->leases) {
+        struct lease *l = container_of(q, struct lease, in);
+        if (l->id != o->worker)
+            continue;
+        l->held = o->held;
+        l->applied = o->applied;
+    }
+}
+
+static void on_tell(struct lease *l, const struct node_order *o)
+{
+    bool end = l->side == REFIT_SOURCE
+                   ? o->tell == REFIT_TELL_SOURCE_RELEASED
+                   : o->tell == REFIT_TELL_COMMITTED || o->tell == REFIT_TELL_ABORTED;
+    if (end && o->version >= l->waits_for)
+        l->waits_for = 0;
+    if (l->stream != NULL)
+        l->stream->tell(l->stream, o->tell, o->version, o->attempt, o->text);
+}
+
+static void on_lease_order(struct service *s, const struct node_order *o)
+{
+    struct lease *l = lease_find(s, o->worker);
+    if (l == NULL)
+        return; /* its end has been told already */
+    if (o->type == NODE_ORDER_APPLY)
+        lease_apply(l, o->version);
+    else if (o->type == NODE_ORDER_TELL)
+        on_tell(l, o);
+    else
+        lease_end(l, true, RS_EABORTED, o->text);
+}
+
+static struct model *model_of(struct service *s, const struct node_order *o)
+{
+    struct model *m;
+    struct err e = {0};
+    int r = model_open(s, o->model, &m, &e);
+    if (r == 0)
+        return m;
+    log_error("model %s: an order of the coordinator is not followed: %s", o->model,
+              err_text(&e, r));
+    if (o->type == NODE_ORDER_PREPARE) {
+        struct node_report report = {
+            .type = NODE_REPORT_EVENT,
+            .model = o->model,
+            .event = {.type = REFIT_EV_FAILED,
+                      .node = {.attempt = o->attempt, .code = r, .text = err_text(&e, r)}}};
+        (void)node_tell(s, &report);
+    }
+    return NULL;
+}
+
+void node_order_take(struct service *s, const struct node_order *o)
+{
+    struct model *m;
+    switch (o->type) {
+    case NODE_ORDER_PREPARE:
+    case NODE_ORDER_START:
+    case NODE_ORDER_ABORT:
+    case NODE_ORDER_END:
+    case NODE_ORDER_EXPEL:
+        if ((m = model_of(s, o)) != NULL)
+            part_order(m->part, o);
+        break;
+    case NODE_ORDER_COMMITTED:
+        if ((m = model_of(s, o)) != NULL)
+            on_committed(m, o);
+        break;
+    case NODE_ORDER_WORKER:
+        on_worker(s, o);
+        break;
+    case NODE_ORDER_REPLY:
+        on_reply(s, o);
+        break;
+    case NODE_ORDER_APPLY:
+    case NODE_ORDER_TELL:
+    case NODE_ORDER_EVICT:
+        on_lease_order(s, o);
+        leases_sweep(s);
+        break;
+    }
+}
+
+/* --- data plane and session --------------------------------------------------------------------- */
+
+static void up_tell(struct service *s)
+{
+    struct node_report r = {.type = NODE_REPORT_EVENT,
+                            .model = "",
+                            .event = {.type = REFIT_EV_NODE_UP, .node = {.text = ""}},
+                            .data_port = link_data_port(s->link)};
+    s->introduced = node_tell(s, &r) == 0;
+}
+
+/* NODE_UP comes last: what was not reported before it is not here. */
+static void introduce(struct service *s)
+{
+    if (s->session == 0 || !s->node_up)
+        return;
+    if (!s->introduced)
+        leases_tell(s);
+    up_tell(s);
+}
+
+void node_welcomed(struct service *s, uint64_t coordinator_incarnation)
+{
+    s->session = ++s->sessions;
+    s->coordinator_incarnation = coordinator_incarnation;
+    s->introduced = false;
+    queue_foreach (q, &s->models)
+        part_joined(container_of(q, struct model, in)->part);
+    introduce(s);
+}
+
+static void asked_end(struct service *s, const char *why)
+{
+    struct queue asked;
+    queue_init(&asked);
+    queue_foreach_safe (q, tmp, &s->waiters) {
+        if (!container_of(q, struct waiter, in)->asked)
+            continue;
+        queue_remove(q);
+        queue_push(&asked, q);
+    }
+    while (!queue_empty(&asked))
+        waiter_end(container_of(asked.next, struct waiter, in), RS_EUNAVAIL, why);
+}
+
+void node_severed(struct service *s, const char *why)
+{
+    char text[320];
+    (void)snprintf(text, sizeof text, "the coordinator can't be reached: %s", why);
+    s->session = 0;
+    s->introduced = false;
+    log_warn("session with the coordinator over: %s", why);
+    queue_foreach (q, &s->models)
+        part_broken(container_of(q, struct model, in)->part, text);
+    asked_end(s, text);
+}
+
+void node_up(struct service *s)
+{
+    s->node_up = true;
+    log_info("data plane serves: workers %u", s->n_leases);
+    queue_foreach (q, &s->models)
+        part_data_plane(container_of(q, struct model, in)->part, true, "");
+    introduce(s);
+    leases_sweep(s);
+}
+
+void node_lost(struct service *s, const char *why)
+{
+    char text[320];
+    (void)snprintf(text, sizeof text, "node %s lost its data plane: %s", s->config->node, why);
+    leases_lost_data_plane(s);
+    s->node_up = false;
+    queue_foreach (q, &s->models)
+        part_data_plane(container_of(q, struct model, in)->part, false, text);
+    struct node_report r = {
+        .type = NODE_REPORT_EVENT,
+        .model = "",
+        .event = {.type = REFIT_EV_NODE_LOST, .node = {.code = RS_EPEER, .text = text}}};
+    (void)node_tell(s, &r);
+    leases_sweep(s);
+}
+
+bool node_is_quiet(const struct service *s)
+{
+    queue_foreach (q, &s->models)
+        if (!part_is_quiet(container_of(q, struct model, in)->part))
+            return false;
+    queue_foreach (q, &s->leases)
+        if (link_waits(&container_of(q, struct lease, in)->apply))
+            return false;
+    return true;
+}
