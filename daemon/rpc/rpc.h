@@ -60,6 +60,9 @@ void rpc_call_set_arg(struct rpc_call *call, void *arg);
 void *rpc_call_arg(const struct rpc_call *call);
 void *rpc_call_context(const struct rpc_call *call); /* rpc_server's context: the service */
 const struct rpc_identity *rpc_call_identity(const struct rpc_call *call);
+/* For calls that another daemon passed on: who made them in truth. Before anything else looks. */
+void rpc_call_set_identity(struct rpc_call *call, const struct rpc_identity *who);
+const char *rpc_call_path(const struct rpc_call *call); /* the method's */
 /* Monotonic ns; UINT64_MAX: none. */
 uint64_t rpc_call_deadline_ns(const struct rpc_call *call);
 /* What the caller sent under a key that begins with "reshard-"; NULL: nothing, or more than 4 KiB of

@@ -56,6 +56,16 @@ const struct rpc_identity *rpc_call_identity(const struct rpc_call *call)
     return &call->identity;
 }
 
+void rpc_call_set_identity(struct rpc_call *call, const struct rpc_identity *who)
+{
+    call->identity = *who;
+}
+
+const char *rpc_call_path(const struct rpc_call *call)
+{
+    return call->method->path;
+}
+
 uint64_t rpc_call_deadline_ns(const struct rpc_call *call)
 {
     return call->deadline_ns;

@@ -39,10 +39,11 @@ static void log_grpc(gpr_log_func_args *args)
     log_debug("grpc: %s", args->message);
 }
 
-void rpc_grpc_log_start(void)
+void rpc_grpc_log_start(bool as_server)
 {
     gpr_set_log_function(log_grpc);
-    gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG); /* as which it tells of handshakes */
+    if (as_server)
+        gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG); /* as which it tells of handshakes */
 }
 
 uint64_t rpc_grpc_n_failed_handshakes(void)

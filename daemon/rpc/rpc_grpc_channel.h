@@ -3,6 +3,7 @@
 #ifndef RS_RPC_RPC_GRPC_CHANNEL_H
 #define RS_RPC_RPC_GRPC_CHANNEL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -23,9 +24,9 @@ struct rpc_channel_spec {
 /* Between grpc_init and grpc_shutdown. Doesn't connect. RS_EINVAL names the option. */
 int rpc_grpc_channel_new(const struct rpc_channel_spec *spec, struct grpc_channel **ret,
                          struct err *e);
-/* What gRPC would print goes to the log at debug; counts TLS handshakes that servers saw fail. Safe to
- * repeat. */
-void rpc_grpc_log_start(void);
+/* What gRPC would print goes to the log at debug. as_server: it is made to tell of handshakes that fail
+ * too, which are counted. Safe to repeat. */
+void rpc_grpc_log_start(bool as_server);
 /* Such handshakes of all servers of the process so far. gRPC tells of them in its log alone. */
 uint64_t rpc_grpc_n_failed_handshakes(void);
 

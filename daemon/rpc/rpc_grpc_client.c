@@ -118,7 +118,7 @@ static struct rpc_channel *channel_new(const char *token)
 static int connect_channel(struct rpc_channel *c, const struct rpc_channel_spec *spec,
                            struct err *e)
 {
-    rpc_grpc_log_start();
+    rpc_grpc_log_start(false);
     grpc_init();
     int r = rpc_grpc_channel_new(spec, &c->grpc, e);
     if (r != 0) {

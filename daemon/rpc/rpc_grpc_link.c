@@ -603,7 +603,7 @@ static int make_channel(struct grpc_link *l, const struct rpc_link_options *o, s
         .keepalive_timeout_ms = o->keepalive_timeout_ms,
         .connect_timeout_ms = o->connect_timeout_ms,
         .max_message_bytes = o->max_message_bytes == 0 ? MAX_MESSAGE_BYTES : o->max_message_bytes};
-    rpc_grpc_log_start();
+    rpc_grpc_log_start(false);
     grpc_init();
     int r = rpc_grpc_channel_new(&spec, &l->channel, e);
     if (r != 0)

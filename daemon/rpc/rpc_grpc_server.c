@@ -814,7 +814,7 @@ static int start_grpc(struct rpc_server *s, struct err *e)
     /* It only hands over: were it to look at sockets too, its thread would do the loop's reading. */
     const grpc_completion_queue_attributes quiet = {
         .version = 1, .cq_completion_type = GRPC_CQ_NEXT, .cq_polling_type = GRPC_CQ_NON_POLLING};
-    rpc_grpc_log_start();
+    rpc_grpc_log_start(true);
     grpc_init();
     s->cq = grpc_completion_queue_create_for_next(NULL);
     s->stream_cq =

@@ -1,5 +1,6 @@
 #include "rpc/rpc_link_mem.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "rpc/rpc_link_call.h"
 
@@ -65,8 +66,9 @@ static int open_call(struct rpc_link *l, const struct rpc_link_call_options *opt
         mem_free(c);
         return err_set(e, RS_ENOMEM, "no memory for a call");
     }
-    c->deadline_ns =
-        options->deadline_ms == 0 ? UINT64_MAX : (uint64_t)options->deadline_ms * 1000000U;
+    c->deadline_ns = options->deadline_ms == 0
+                         ? UINT64_MAX
+                         : clock_mono_ns() + (uint64_t)options->deadline_ms * 1000000U;
     rpc_link_call_init(&c->base, l, events, arg);
     if (link->server == NULL)
         end_later(c, RS_EUNAVAIL, link->down.code == 0 ? "nobody is there" : link->down.text);

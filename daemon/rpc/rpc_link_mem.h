@@ -1,5 +1,5 @@
 /* The in-memory twin of the link: calls to a server in memory (rpc_mem.h), delivered by hand. No loop,
- * no thread, no clock.
+ * no thread, and deadlines, which handlers see, pass by hand too.
  *
  * Everything of rpc_link.h works on it but rpc_link_open. Handlers of the server and this link's
  * callbacks run inside rpc_link_mem_run alone, which none of them may call. */

@@ -163,6 +163,26 @@ PAIR_TEST(a_deadline_ends_the_call_on_both_sides)
     linked_close(&p);
 }
 
+PAIR_TEST(a_handler_knows_the_time_left)
+{
+    struct linked p;
+    struct heard h = {0}, none = {0};
+    uint64_t left = 0;
+    linked_open(&p, in_memory);
+    call_open(&p, &h, T "TimeLeft", 20000);
+    ck_assert_int_eq(call_send(&h, "x", 1), 0);
+    call_half_close(&h);
+    call_await_end(&h, 0);
+    memcpy(&left, h.last, sizeof left);
+    ck_assert_uint_gt(left, 10000000000ULL);
+    ck_assert_uint_le(left, 20500000000ULL); /* on the wire it is rounded up by up to 1 % */
+    call_ask(&p, &none, T "TimeLeft", "x", 1);
+    call_await_end(&none, 0);
+    memcpy(&left, none.last, sizeof left);
+    ck_assert_uint_eq(left, UINT64_MAX);
+    linked_close(&p);
+}
+
 PAIR_TEST(closing_ends_every_call_and_then_the_link)
 {
     struct linked p;
@@ -752,6 +772,7 @@ END_TEST
     PAIR(X, code_text_and_details_of_an_end_arrive)                                                \
     PAIR(X, a_cancelled_call_ends_once_and_hears_no_message)                                       \
     PAIR(X, a_deadline_ends_the_call_on_both_sides)                                                \
+    PAIR(X, a_handler_knows_the_time_left)                                                         \
     PAIR(X, closing_ends_every_call_and_then_the_link)                                             \
     PAIR(X, a_callback_may_open_calls)                                                             \
     PAIR(X, a_callback_may_cancel_its_call)                                                        \
