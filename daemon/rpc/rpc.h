@@ -148,6 +148,10 @@ int rpc_server_reload_tls(struct rpc_server *s, const struct rpc_tls_files *file
  * all, nothing said in time), and what was beyond the limit on connections. gRPC doesn't tell whose
  * handshake failed, so those of other servers of the process count too. */
 uint64_t rpc_server_n_refused(const struct rpc_server *s);
+/* Why the last handshake failed, in OpenSSL's words ("peer did not return a certificate"); "" where none
+ * has, here or at another server of the process. */
+#define RPC_REFUSAL_BYTES 256
+void rpc_server_last_refusal(const struct rpc_server *s, char ret[RPC_REFUSAL_BYTES]);
 uint32_t rpc_server_n_calls(const struct rpc_server *s);
 
 #endif

@@ -1,5 +1,6 @@
 #include "rpc/rpc_grpc_channel.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -28,13 +29,32 @@
 /* gRPC's log function is one for the process and takes no context, so what it counts can't hang on a
  * server. */
 static atomic_uint_fast64_t n_failed_handshakes;
+static pthread_mutex_t last_mutex = PTHREAD_MUTEX_INITIALIZER;
+static char last_failed[RPC_REFUSAL_BYTES];
+
+/* "Handshaking failed: UNKNOWN:Ssl handshake failed: SSL_ERROR_SSL: error:0A0000C7:SSL routines::peer did
+ * not return a certificate {tsi_code:10, …": from behind the last "::", or else the first ": ", to the
+ * brace. */
+static void handshake_failed(const char *message)
+{
+    const char *end = strstr(message, " {");
+    const char *routines = strstr(message, "SSL routines:");
+    const char *start = strstr(message, ": ") + 2;
+    if (routines != NULL)
+        start = routines + strcspn(routines, ":") + strspn(routines + strcspn(routines, ":"), ":");
+    int n = (int)(end != NULL && end > start ? (size_t)(end - start) : strlen(start));
+    atomic_fetch_add_explicit(&n_failed_handshakes, 1, memory_order_relaxed);
+    (void)pthread_mutex_lock(&last_mutex);
+    (void)snprintf(last_failed, sizeof last_failed, "%.*s", n, start);
+    (void)pthread_mutex_unlock(&last_mutex);
+}
 
 static void log_grpc(gpr_log_func_args *args)
 {
-    static const char failed[] = "Handshaking failed";
+    static const char failed[] = "Handshaking failed: ";
     if (strncmp(args->message, failed, sizeof failed - 1) == 0 &&
         strstr(args->file, "chttp2_server") != NULL)
-        atomic_fetch_add_explicit(&n_failed_handshakes, 1, memory_order_relaxed);
+        handshake_failed(args->message);
     /* At debug: a stranger at the socket must not fill anybody's log. */
     log_debug("grpc: %s", args->message);
 }
@@ -44,6 +64,13 @@ void rpc_grpc_log_start(bool as_server)
     gpr_set_log_function(log_grpc);
     if (as_server)
         gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG); /* as which it tells of handshakes */
+}
+
+void rpc_grpc_last_failed_handshake(char ret[RPC_REFUSAL_BYTES])
+{
+    (void)pthread_mutex_lock(&last_mutex);
+    memcpy(ret, last_failed, sizeof last_failed);
+    (void)pthread_mutex_unlock(&last_mutex);
 }
 
 uint64_t rpc_grpc_n_failed_handshakes(void)

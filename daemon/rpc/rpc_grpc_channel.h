@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "rpc/rpc_tls.h"
+#include "rpc/rpc.h"
 
 struct grpc_channel;
 
@@ -29,5 +29,7 @@ int rpc_grpc_channel_new(const struct rpc_channel_spec *spec, struct grpc_channe
 void rpc_grpc_log_start(bool as_server);
 /* Such handshakes of all servers of the process so far. gRPC tells of them in its log alone. */
 uint64_t rpc_grpc_n_failed_handshakes(void);
+/* Why the last of them did; "" where none has. */
+void rpc_grpc_last_failed_handshake(char ret[RPC_REFUSAL_BYTES]);
 
 #endif

@@ -79,6 +79,7 @@ struct grpc_link {
     grpc_connectivity_state state;
     struct probe probe;
     struct err down; /* what on_down said last */
+    bool with_tls;
     bool queue_shut;
 };
 
@@ -453,12 +454,30 @@ static void went_down(struct grpc_link *l, const char *text)
     rpc_link_went_down(&l->base, l->down.text);
 }
 
+/* gRPC's words for why it can't connect, and what they may mean: a server that refuses a certificate, or
+ * what is no TLS, just hangs up. */
+static void explain(const struct grpc_link *l, struct err *ret)
+{
+    static const char general[] = "failed to connect to all addresses; last error: ";
+    struct err e = {0};
+    status_text(&l->probe.status, &e);
+    bool is_general = strncmp(e.text, general, sizeof general - 1) == 0;
+    bool hung_up =
+        strstr(e.text, "Socket closed") != NULL || strstr(e.text, "Connection reset") != NULL;
+    const char *hint = "";
+    if (hung_up && l->with_tls)
+        hint = "; the peer hung up: it may not trust our certificate, or not speak TLS";
+    else if (hung_up)
+        hint = "; the peer hung up: it may want TLS";
+    (void)err_set(ret, e.code, "%s%s", e.text + (is_general ? sizeof general - 1 : 0), hint);
+}
+
 static void on_probed(struct tag *tag, bool ok)
 {
     struct grpc_link *l = container_of(tag, struct grpc_link, probe.tag);
     struct err e = {0};
     (void)ok;
-    status_text(&l->probe.status, &e);
+    explain(l, &e);
     bool failed = l->probe.status.code == GRPC_STATUS_UNAVAILABLE;
     grpc_call_unref(l->probe.call);
     l->probe.call = NULL;
@@ -603,6 +622,7 @@ static int make_channel(struct grpc_link *l, const struct rpc_link_options *o, s
         .keepalive_timeout_ms = o->keepalive_timeout_ms,
         .connect_timeout_ms = o->connect_timeout_ms,
         .max_message_bytes = o->max_message_bytes == 0 ? MAX_MESSAGE_BYTES : o->max_message_bytes};
+    l->with_tls = o->tls != NULL;
     rpc_grpc_log_start(false);
     grpc_init();
     int r = rpc_grpc_channel_new(&spec, &l->channel, e);

@@ -1156,6 +1156,12 @@ uint64_t rpc_server_n_refused(const struct rpc_server *s)
     return n;
 }
 
+void rpc_server_last_refusal(const struct rpc_server *s, char ret[RPC_REFUSAL_BYTES])
+{
+    (void)s; /* gRPC tells for all of them */
+    rpc_grpc_last_failed_handshake(ret);
+}
+
 uint32_t rpc_server_n_calls(const struct rpc_server *s)
 {
     return s->n_calls;

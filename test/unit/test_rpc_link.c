@@ -548,6 +548,28 @@ START_TEST(a_link_that_finds_nobody_says_why_and_finds_who_comes)
 }
 END_TEST
 
+/* However long it was away: the back-off ends at 1 s, and gRPC shakes that by a fifth. */
+START_TEST(a_server_that_comes_back_is_found_within_two_seconds)
+{
+    struct linked p;
+    linked_open(&p, false);
+    linked_until(&p, &p.n_up, 1);
+    linked_unserve(&p);
+    linked_until(&p, &p.n_down, 1);
+    uint64_t until = clock_mono_ns() + 2500000000ULL; /* so that the back-off has grown */
+    while (clock_mono_ns() < until)
+        linked_turn(&p);
+    ck_assert_uint_eq(p.n_up, 1);
+    linked_serve(&p);
+    uint64_t served = clock_mono_ns();
+    linked_until(&p, &p.n_up, 2);
+    uint64_t took = clock_mono_ns() - served;
+    printf("found again after %.0f ms\n", (double)took / 1e6);
+    ck_assert_uint_lt(took, 2000000000ULL);
+    linked_close(&p);
+}
+END_TEST
+
 START_TEST(a_link_can_be_closed_before_its_loop_ever_ran)
 {
     struct linked p;
@@ -788,6 +810,7 @@ END_TEST
     PAIR(X, every_failed_allocation_is_an_error_or_an_end)                                         \
     X(bad_options_are_named)                                                                       \
     X(a_link_that_finds_nobody_says_why_and_finds_who_comes)                                       \
+    X(a_server_that_comes_back_is_found_within_two_seconds)                                        \
     X(a_link_can_be_closed_before_its_loop_ever_ran)                                               \
     X(a_message_beyond_the_limit_ends_the_call)                                                    \
     X(ten_thousand_calls_at_once_all_end)                                                          \

@@ -103,6 +103,14 @@ static uint64_t n_refused(struct secure *s)
     return rpc_server_n_refused(s->p.server);
 }
 
+static void expect_refusal(struct secure *s, const char *part)
+{
+    char text[RPC_REFUSAL_BYTES];
+    rpc_server_last_refusal(s->p.server, text);
+    ck_assert_msg(strstr(text, part) != NULL, "'%s' lacks '%s'", text, part);
+    ck_assert_ptr_null(strchr(text, '{'));
+}
+
 /* Turns until that many were refused, and more. */
 static void await_refused(struct secure *s, uint64_t n)
 {
@@ -195,6 +203,9 @@ START_TEST(a_foreign_client_is_refused_and_counted)
     s.p.options.tls = &files.files;
     expect_refused(&s);
     await_refused(&s, 1);
+    expect_refusal(&s, "certificate verify failed");
+    ck_assert_msg(strstr(s.p.down_text, "may not trust our certificate") != NULL, "%s",
+                  s.p.down_text);
     ck_assert_uint_eq(s.p.service.seen.n_opened, 0);
     expect_service(&s);
     secure_close(&s);
@@ -210,6 +221,7 @@ START_TEST(a_client_without_certificate_is_refused_and_counted)
     s.p.options.tls = &only_ca;
     expect_refused(&s);
     await_refused(&s, 1);
+    expect_refusal(&s, "peer did not return a certificate");
     expect_service(&s);
     secure_close(&s);
 }
@@ -222,6 +234,8 @@ START_TEST(plaintext_on_a_tls_port_is_refused_and_counted)
     s.p.options.tls = NULL;
     expect_refused(&s);
     await_refused(&s, 1);
+    expect_refusal(&s, "wrong version number");
+    ck_assert_msg(strstr(s.p.down_text, "may want TLS") != NULL, "%s", s.p.down_text);
     expect_service(&s);
     secure_close(&s);
 }
