@@ -41,6 +41,8 @@ static void node_clear(struct refit_node *n)
                              .silent = n->silent,
                              .expelled = n->expelled,
                              .draining = n->draining,
+                             .joined = n->joined,
+                             .data_plane = n->data_plane,
                              .n_drained = n->n_drained};
 }
 
@@ -359,7 +361,7 @@ static void gather(struct step *s)
 {
     struct refit *r = s->r;
     struct refit_version *v = r->in_flight;
-    if (r->planning || r->epoch_writing || !all_there(s))
+    if (r->planning || r->epoch_writing || !all_there(s) || !nodes_settled(r))
         return;
     if (r->epoch_stale) {
         write_epoch(s);
@@ -407,7 +409,9 @@ void attempt_planned(struct step *s)
     for (size_t i = 0; i < r->n_nodes; i++)
         if (r->nodes[i].taking_part) {
             r->nodes[i].part = REFIT_NODE_ASKED;
-            attempt_put_node(s, REFIT_DO_PREPARE, &r->nodes[i])->at_ns = r->deadline_ns;
+            struct refit_action *a = attempt_put_node(s, REFIT_DO_PREPARE, &r->nodes[i]);
+            a->at_ns = r->deadline_ns;
+            a->data_plane = r->nodes[i].data_plane;
         }
 }
 
@@ -426,8 +430,9 @@ void attempt_prepared(struct step *s)
 bool refit_holds_already(const struct refit *r, const struct refit_worker *w)
 {
     return r->in_flight != NULL && r->in_flight->kind != REFIT_KIND_REHEARSAL &&
-           w->layout->side == REFIT_DESTINATION && !w->torn && w->held == r->in_flight->version &&
-           r->publication != 0 && w->held_content == r->publication;
+           w->layout->side == REFIT_DESTINATION && !(w->receive == REFIT_IN_PLACE && w->torn) &&
+           w->held == r->in_flight->version && r->publication != 0 &&
+           w->held_content == r->publication;
 }
 
 /* What START makes of a destination's memory until it is staged. */
@@ -737,6 +742,16 @@ static void judge(struct step *s)
         commit(s);
 }
 
+/* Whoever took no part may hold something else under this number, of a rehearsal or unknown. */
+static void memory_overtaken(struct refit_worker *w, const struct refit_version *v)
+{
+    if (w->layout->side != REFIT_DESTINATION || w->held != v->version ||
+        (v->publication != 0 && w->held_content == v->publication))
+        return;
+    w->held = w->held_content = 0;
+    w->torn |= w->receive == REFIT_IN_PLACE;
+}
+
 void attempt_memory_committed(struct step *s, struct refit_worker *w, const struct refit_version *v)
 {
     const struct refit_instance *instance = worker_instance(w);
@@ -778,6 +793,8 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
     foreach_worker (worker, r) {
         if (worker->taking_part && worker_accepts(worker))
             attempt_memory_committed(s, worker, v);
+        else
+            memory_overtaken(worker, v);
         step_tell(s, worker, REFIT_TELL_COMMITTED, v, "");
         if (worker->ready == v->version)
             worker->ready = 0;

@@ -88,7 +88,8 @@ bool feed_nothing(const struct refit *r)
     if (r->feed_layout == NULL)
         return false;
     foreach_worker (w, r)
-        if (w->taking_part && worker_accepts(w) && !refit_holds_already(r, w))
+        if (w->taking_part && worker_accepts(w) && w->feeding == REFIT_FEED_NONE &&
+            !refit_holds_already(r, w))
             return false;
     return true;
 }

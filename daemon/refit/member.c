@@ -14,6 +14,7 @@
  *   orders of another session (another coordinator, or an earlier stream)
  *   attempts up to `fence`: they are over here (ABORT is answered QUIESCED: it is true)
  *   PREPARE of an epoch before one that was seen: FAILED
+ *   PREPARE for a data plane that has died since: FAILED
  *   PREPARE while an older attempt has not let go: FAILED, and that one is aborted
  *   START of what was not prepared: FAILED
  *   answers of an attempt that is not the present one, or out of turn
@@ -278,8 +279,8 @@ static void on_prepare(struct step *s)
         report_failed(s, ev->attempt, RS_EPRECOND,
                       text(s, "epoch %llu is over: this node is in epoch %llu", ULL(ev->epoch),
                            ULL(m->newest_epoch)));
-    } else if (!m->data_plane_up) {
-        report_failed(s, ev->attempt, RS_EUNAVAIL, "the data plane is being replaced");
+    } else if (!m->data_plane_up || (ev->data_plane != 0 && ev->data_plane != m->data_plane)) {
+        report_failed(s, ev->attempt, RS_EUNAVAIL, "the data plane has been replaced");
     } else {
         begin(s);
         return;
@@ -463,6 +464,7 @@ void member_step(struct member *m, const struct member_event *ev, struct member_
         break;
     case MEMBER_EV_DATA_PLANE_UP:
         m->data_plane_up = true;
+        m->data_plane = ev->data_plane;
         break;
     case MEMBER_EV_DATA_PLANE_DEAD:
         on_data_plane_dead(&s);

@@ -46,7 +46,7 @@ enum member_event_type {
     MEMBER_EV_JOINED = 1, /* the session stands: `session`, `coordinator` (its incarnation) */
     MEMBER_EV_BROKEN,     /* it is over (`text`: why) */
     MEMBER_EV_LEASE_OVER, /* the data plane may move nothing any more; the session counts as over */
-    MEMBER_EV_DATA_PLANE_UP,
+    MEMBER_EV_DATA_PLANE_UP, /* `data_plane`: a number of its own, as NODE_UP tells it; 0: told nobody */
     MEMBER_EV_DATA_PLANE_DEAD, /* the process is gone: nothing of it moves (`text`: why) */
     /* --- orders: `session`, `attempt` --- */
     MEMBER_EV_PREPARE, /* and `version`, `epoch`, `digest` (the coordinator's plan) */
@@ -68,6 +68,9 @@ struct member_event {
     uint64_t now_ns; /* monotonic */
     uint64_t session, coordinator;
     uint64_t version, attempt, epoch;
+    uint64_t
+        data_plane; /* PREPARE: which one the coordinator means (0: any). One that has died since is
+                            refused, since NODE_LOST is still on its way and would be taken for this one's */
     int code;
     const char *text;      /* borrowed for the step; NULL: none */
     const uint8_t *digest; /* 16 bytes, borrowed for the step */
@@ -119,6 +122,7 @@ struct member {
     char model[64];  /* for log lines; cut off */
     uint32_t quiesce_timeout_ms;
     bool data_plane_up;
+    uint64_t data_plane;  /* which one */
     uint64_t session;     /* 0: none */
     uint64_t coordinator; /* incarnation of the newest coordinator that was joined; 0: none */
     uint64_t version, attempt, epoch; /* of the attempt that this node has; 0: none */

@@ -57,6 +57,33 @@ static void ledger_is_behind(struct step *s)
                                s->ev->node.node, ULL(r->known_committed), ULL(r->committed)));
 }
 
+/* --- after a restart --- */
+
+void nodes_restored(struct step *s)
+{
+    struct refit *r = s->r;
+    if (r->config.n_nodes > 1 && r->attempt_high > 0)
+        r->settle_until_ns = deadline_after(s, r->config.settle_ms);
+}
+
+bool nodes_settled(const struct refit *r)
+{
+    return r->settle_until_ns == 0;
+}
+
+/* Each step: nothing of before this start can move any more. */
+void nodes_settle_down(struct step *s)
+{
+    struct refit *r = s->r;
+    uint32_t joined = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        joined += r->nodes[i].joined;
+    if (joined >= r->config.n_nodes || s->ev->now_ns >= r->settle_until_ns)
+        r->settle_until_ns = 0;
+}
+
+/* --- up, silent, lost --- */
+
 void nodes_up(struct step *s)
 {
     struct refit *r = s->r;
@@ -64,7 +91,8 @@ void nodes_up(struct step *s)
     if (n != NULL && (!n->up || n->silent))
         r->epoch_stale = true;
     if (n != NULL) {
-        n->up = true;
+        n->joined = n->up = true;
+        n->data_plane = s->ev->node.data_plane;
         n->silent = n->expelled = false;
     }
     if (s->ev->node.committed > r->known_committed)

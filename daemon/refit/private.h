@@ -204,6 +204,10 @@ void nodes_up(struct step *s);
 void nodes_silent(struct step *s);
 void nodes_lost(struct step *s);
 void nodes_drain(struct step *s);
+void nodes_restored(struct step *s);
+void nodes_settle_down(struct step *s);
+/* False: an attempt of before this start may still move on a node that has not joined yet. */
+bool nodes_settled(const struct refit *r);
 /* Whoever is on a drained node leaves as soon as it can. */
 void nodes_settle(struct step *s);
 static inline bool node_usable(const struct refit *r, uint32_t node)
@@ -218,6 +222,7 @@ void refit_layout_free(struct refit_layout *l);
 int workers_attached(struct step *s);
 void workers_left(struct step *s);
 void workers_published(struct step *s);
+void workers_publishing(struct step *s);
 void workers_ready(struct step *s);
 void workers_verdict(struct step *s);
 void workers_apply(struct step *s);

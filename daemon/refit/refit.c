@@ -383,6 +383,7 @@ static void on_written(struct step *s, int code)
 static void on_restored(struct step *s)
 {
     struct refit *r = s->r;
+    nodes_restored(s);
     bool any = false;
     foreach_version (v, r) {
         if (refit_phase_final(v->phase.state))
@@ -422,7 +423,10 @@ static void on_ledger_failed(struct step *s)
 /* Of the attempt in flight; where there is none, when a newcomer may be tried again. */
 static uint64_t next_deadline(const struct refit *r)
 {
-    return r->in_flight == NULL && !r->ledger_failed ? r->catch_up_at_ns : r->deadline_ns;
+    if (r->ledger_failed)
+        return r->deadline_ns;
+    uint64_t at_ns = r->in_flight == NULL ? r->catch_up_at_ns : r->deadline_ns;
+    return r->settle_until_ns != 0 && r->settle_until_ns < at_ns ? r->settle_until_ns : at_ns;
 }
 
 static int dispatch(struct step *s)
@@ -442,6 +446,9 @@ static int dispatch(struct step *s)
         break;
     case REFIT_EV_PUBLISHED:
         workers_published(s);
+        break;
+    case REFIT_EV_PUBLISHING:
+        workers_publishing(s);
         break;
     case REFIT_EV_READY:
         workers_ready(s);
@@ -541,6 +548,8 @@ int refit_step(struct refit *r, const struct refit_event *ev, struct refit_updat
         rs_assert(u->n_actions == 0);
         return rc;
     }
+    if (r->settle_until_ns != 0)
+        nodes_settle_down(&s);
     attempt_advance(&s);
     if (ev->now_ns >= r->deadline_ns) {
         attempt_deadline(&s);

@@ -150,7 +150,12 @@ struct refit_config {
      * knows no dtypes: where a receiving layout takes a tensor in another dtype than the feeding one
      * has it (a cast of what was cast), answer PLANNED with RS_EPRECOND; another layout is tried. */
     bool feed;
-    bool catch_up;              /* see REFIT_KIND_CATCH_UP */
+    bool catch_up; /* see REFIT_KIND_CATCH_UP */
+    /* Nodes of the cluster; 0, 1: this one alone. After a restart an older attempt may go on on the others
+     * until they have joined (NODE_UP) or their leases are over: until all have, or settle_ms (lease and
+     * slack) have passed since RESTORED, nothing is begun. */
+    uint32_t n_nodes;
+    uint32_t settle_ms;
     uint32_t catch_up_retry_ms; /* after one that failed; doubled each time, up to 64 times that */
 };
 /* What holds unless the daemon's settings say otherwise: the one place of these numbers. */
@@ -267,11 +272,13 @@ struct refit_version {
 
 struct refit_node {
     uint32_t node;
-    bool up;            /* its data plane is ready */
-    bool silent;        /* up, but nothing is heard of it: no new attempt goes there */
-    bool expelled;      /* not up: its lease is over; what is there is away */
-    bool draining;      /* no attach there; its workers leave for good once no attempt uses them */
-    uint32_t n_drained; /* workers that have left since it is drained */
+    bool up;             /* its data plane is ready */
+    bool silent;         /* up, but nothing is heard of it: no new attempt goes there */
+    bool expelled;       /* not up: its lease is over; what is there is away */
+    bool draining;       /* no attach there; its workers leave for good once no attempt uses them */
+    bool joined;         /* up, once at least since this start */
+    uint64_t data_plane; /* as its newest NODE_UP had it */
+    uint32_t n_drained;  /* workers that have left since it is drained */
     enum {
         REFIT_NODE_IDLE,
         REFIT_NODE_ASKED,
@@ -323,8 +330,9 @@ struct refit {
     uint64_t n_superseded, n_aborted, n_committed; /* since the ledger began */
     uint64_t deadline_ns;                          /* of the present wait; REFIT_NEVER: none */
     uint64_t deadline_told_ns;
-    bool begun;           /* the attempt in flight is durable */
-    bool planning;        /* PLAN is out */
+    uint64_t settle_until_ns; /* see refit_config.n_nodes; 0: all that may move is known */
+    bool begun;               /* the attempt in flight is durable */
+    bool planning;            /* PLAN is out */
     bool committing;      /* the commit record is on its way: nothing can abort it but the ledger */
     bool epoch_writing;   /* the epoch's record is on its way */
     bool gather_closed;   /* the prepare deadline passed once: who was not there is left out */
@@ -368,7 +376,11 @@ enum refit_event_type {
     /* Nothing is heard of a node (its session is over), but its data plane may still move bytes: what it
      * takes part in is called off. NODE_LOST follows, when its lease is over or it has joined again. */
     REFIT_EV_NODE_SILENT,
-    REFIT_EV_DRAIN
+    REFIT_EV_DRAIN,
+    /* refit_publish_check has said 0 to a worker (`published.worker`, `.version`): from now on its memory is
+     * not what it had published before. To be given where PUBLISHED may be lost on its way: a newcomer
+     * would be fed from it. */
+    REFIT_EV_PUBLISHING
 };
 
 /* What stands in an event is borrowed for the step. Events of an older attempt, from unknown
@@ -488,6 +500,7 @@ struct refit_event {
             uint64_t worker;    /* FAILED: whose fault, where it is one destination worker's; 0: not
                                    known */
             uint64_t committed; /* NODE_UP: newest committed version that it knows of; 0: none */
+            uint64_t data_plane; /* NODE_UP: which one of the node it is (member.h); 0: not told */
             bool
                 expelled; /* NODE_LOST: its lease is over and it has not come back: refits need not wait for
                               its workers. They are known again by ATTACHED (same id) or LEFT after the next
@@ -508,9 +521,10 @@ struct refit_event {
         struct {
             uint32_t node;
             bool on; /* false: attaches are taken again */
-            /* on: replied when no worker is there any more, with value = how many have left; the service then
-             * ends their leases (they count as left for good already). off: at once. It is not remembered
-             * over a restart. */
+            /* on: replied when no worker is there any more, with value = how many have left; off: at once (and
+             * who waited hears RS_ECANCELED). They leave one by one, when no attempt uses them: after each
+             * step the service ends the leases of those on a draining node that refit_find_worker does not
+             * know any more. It is not remembered over a restart. */
         } drain;
     };
 };
@@ -560,6 +574,10 @@ struct refit_action {
      * as held where its content has the same number (not 0), and need only be verified. So a node keeps
      * (version, content) with what its workers' memory has got, for the next PREPARE and for ATTACHED. */
     uint64_t content;
+    /* PREPARE, APPLY: the node's data plane that is meant, as its NODE_UP told. An order for one that has
+     * died since is refused (PREPARE: FAILED, by member.h) or dropped (APPLY: NODE_LOST has answered for
+     * it): else a late order would be carried out by its successor. */
+    uint64_t data_plane;
     uint64_t sequence; /* PERSIST */
     uint64_t at_ns;    /* SET_DEADLINE, PREPARE (its deadline): monotonic */
     int64_t since_ns;  /* MARK: since the version's submission */

@@ -127,7 +127,7 @@ void side_consider(struct step *s)
     struct refit *r = s->r;
     struct refit_layout *feed;
     r->catch_up_at_ns = REFIT_NEVER;
-    if (!r->config.catch_up || r->in_flight != NULL || r->committed == 0 ||
+    if (!r->config.catch_up || r->in_flight != NULL || !nodes_settled(r) || r->committed == 0 ||
         r->known_committed > r->committed || queue_newest_open(r) != NULL)
         return;
     const struct refit_version *v = refit_find_version(r, r->committed);

@@ -220,6 +220,8 @@ static void missing_in_flight(struct walk *k, const struct refit *r, const struc
             missing(k, "the plan");
         else if (!r->begun || r->epoch_writing)
             missing(k, "the ledger");
+        else if (!nodes_settled(r))
+            missing(k, "nodes that may still move bytes for the coordinator before this one");
         else if (v->kind != REFIT_KIND_CATCH_UP) {
             missing_sources(k, r, v);
             missing_destinations(k, r, v);

@@ -258,6 +258,10 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
     if (version == 0 || content == 0)
         return;
     bool committed = v != NULL && v->phase.state == REFIT_COMMITTED && v->publication == content;
+    if (version <= r->committed && !committed) { /* what nobody will ever commit */
+        w->torn |= w->receive == REFIT_IN_PLACE;
+        return;
+    }
     w->held = version;
     w->held_content = content;
     if (w->receive == REFIT_IN_PLACE) {
@@ -466,6 +470,13 @@ void workers_published(struct step *s)
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }
 
+void workers_publishing(struct step *s)
+{
+    const struct refit_event *ev = s->ev;
+    if (refit_publish_check(s->r, ev->published.worker, ev->published.version, NULL) == 0)
+        refit_find_worker(s->r, ev->published.worker)->released = true;
+}
+
 /* --- destinations --- */
 
 /* The live destination worker, or NULL and a refusal. */
@@ -655,6 +666,7 @@ void workers_apply(struct step *s)
     struct refit_action *a = step_put(s, REFIT_DO_APPLY);
     a->worker = w->id;
     a->node = w->node;
+    a->data_plane = refit_node(s->r, w->node)->data_plane;
     a->version = w->applying;
 }
 
