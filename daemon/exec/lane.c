@@ -86,25 +86,41 @@ static bool run_at(const struct lane *l, uint32_t place, const struct piece *x, 
     return n > 0;
 }
 
-static void choose_direct(const struct lane *l, struct lane_message *m)
+/* The place in which a piece can be read or written as one run; PROGRAM_NONE. */
+static uint32_t direct_place(const struct lane *l, bool send, const struct piece *x, uint8_t **ret)
 {
     const struct attempt *a = l->attempt;
-    struct piece x = {0};
-    (void)piece_next(l, &m->span, &x);
+    uint32_t targets[LANE_MAX_TARGETS] = {a->program.items[x->item].from};
+    uint32_t n = send ? 1 : attempt_targets(a, x->item, targets, LANE_MAX_TARGETS);
+    for (uint32_t i = 0; i < n; i++)
+        if (run_at(l, targets[i], x, ret))
+            return targets[i];
+    return PROGRAM_NONE;
+}
+
+/* Without a slot where each of its items lies in one run (or is received into one place where it
+ * does), of some length on average. */
+static void choose_direct(const struct lane *l, struct lane_group *g, struct lane_message *m)
+{
+    uint32_t most = LANE_GROUP_PIECES - g->n_pieces, n = 0;
     m->staged = true;
-    if ((x.end - x.begin) * element_bytes(l, x.item) != m->span.bytes)
-        return; /* several items */
-    if (m->send) {
-        m->staged = !run_at(l, a->program.items[x.item].from, &x, &m->data);
-        return;
+    m->first_piece = g->n_pieces;
+    if (!transport_takes_pieces(l->attempt->model->transport) && most > 1)
+        most = 1;
+    if (most > 1 && m->span.bytes / LANE_LEAST_RUN < most)
+        most = 1 + (uint32_t)(m->span.bytes / LANE_LEAST_RUN);
+    piece_foreach(l, &m->span, x)
+    {
+        uint8_t *data = NULL;
+        uint32_t place = n < most ? direct_place(l, m->send, &x, &data) : PROGRAM_NONE;
+        if (place == PROGRAM_NONE)
+            return;
+        g->pieces[g->n_pieces + n] =
+            (struct transport_piece){data, (x.end - x.begin) * element_bytes(l, x.item)};
+        g->piece_place[g->n_pieces + n++] = place;
     }
-    uint32_t targets[LANE_MAX_TARGETS];
-    uint32_t n = attempt_targets(a, x.item, targets, LANE_MAX_TARGETS);
-    for (uint32_t i = 0; i < n && m->staged; i++)
-        if (run_at(l, targets[i], &x, &m->data)) {
-            m->staged = false;
-            m->place = targets[i];
-        }
+    m->staged = false;
+    g->n_pieces += n;
 }
 
 /* Moves the stream's cursor over the message's bytes. */
@@ -202,15 +218,17 @@ static void depend(struct lane *l, struct lane_group *g, const struct lane_messa
 /* After the group is complete: what later groups must wait for. */
 static void leave_marks(struct lane *l, const struct lane_group *g, const struct lane_message *m)
 {
+    uint32_t piece = m->first_piece;
     if (m->send || l->relay_from == NULL)
         return;
     piece_foreach(l, &m->span, x)
     {
         uint32_t cell = program_of(l)->items[x.item].cell;
+        uint32_t place = m->staged ? PROGRAM_NONE : g->piece_place[piece++];
         if (l->relay_from[cell] == PROGRAM_NONE)
             continue;
         l->relay_landed[cell] = g->number + 1;
-        if (l->relay_from[cell] != m->place)
+        if (l->relay_from[cell] != place)
             l->relay_unpacked[cell] = g->number + 1;
     }
 }
@@ -232,13 +250,12 @@ static void add_message(struct lane *l, struct lane_group *g)
         l->next++;
         return;
     }
-    *m = (struct lane_message){.message = l->next,
-                               .slot = LANE_NO_SLOT,
-                               .place = PROGRAM_NONE,
-                               .send = p->streams[pm->stream].send != 0};
+    *m = (struct lane_message){
+        .message = l->next, .slot = LANE_NO_SLOT, .send = p->streams[pm->stream].send != 0};
     take_span(l, pm, bytes, &m->span);
     l->next++;
-    choose_direct(l, m);
+    choose_direct(l, g, m);
+    g->bytes += bytes;
     g->n_staged += m->staged ? 1 : 0;
     g->n++;
     depend(l, g, m);
@@ -252,11 +269,13 @@ static void build(struct lane *l, struct lane_group *g)
     g->number = l->n_built++;
     g->n = 0;
     g->n_staged = 0;
+    g->n_pieces = 0;
+    g->bytes = 0;
     g->after = 0;
     g->status = 0;
     uint32_t round = p->messages[l->next].round;
     while (l->next < l->end && g->n < LANE_GROUP_MESSAGES && g->n_staged < l->n_slots &&
-           p->messages[l->next].round == round)
+           g->bytes < LANE_GROUP_BYTES && p->messages[l->next].round == round)
         add_message(l, g);
     for (uint32_t i = 0; i < g->n; i++)
         leave_marks(l, g, &g->messages[i]);
@@ -393,6 +412,14 @@ static uint32_t message_tag(const struct program_stream *s, const struct program
     return (uint32_t)(mixed >> 32);
 }
 
+static uint32_t message_pieces(const struct lane_group *g, uint32_t message)
+{
+    const struct lane_message *m = &g->messages[message];
+    if (m->staged)
+        return 0;
+    return (message + 1 < g->n ? m[1].first_piece : g->n_pieces) - m->first_piece;
+}
+
 static void start(struct lane *l, struct lane_group *g)
 {
     const struct program *p = program_of(l);
@@ -400,8 +427,14 @@ static void start(struct lane *l, struct lane_group *g)
     for (uint32_t i = 0; i < g->n; i++) {
         const struct lane_message *m = &g->messages[i];
         const struct program_stream *s = &p->streams[p->messages[m->message].stream];
-        g->wire[i] = (struct transport_message){.data = m->data,
+        uint32_t n_pieces = message_pieces(g, i);
+        const struct transport_piece *pieces = &g->pieces[m->first_piece];
+        g->wire[i] = (struct transport_message){.data = m->staged       ? m->data
+                                                        : n_pieces == 1 ? pieces->data
+                                                                        : NULL,
                                                 .bytes = m->span.bytes,
+                                                .pieces = pieces,
+                                                .n_pieces = n_pieces,
                                                 .peer = s->peer,
                                                 .send = m->send,
                                                 .network = s->tier == 2,
@@ -483,7 +516,8 @@ static void count_fan_out(struct lane *l, const uint32_t *targets, uint32_t n, u
     }
 }
 
-static int unpack_piece(struct lane *l, struct batch *b, const struct lane_message *m,
+/* From where it has landed (`landed`, a place or PROGRAM_NONE for a slot) to its other targets. */
+static int unpack_piece(struct lane *l, struct batch *b, uint8_t *at, uint32_t landed,
                         const struct piece *x, bool *any)
 {
     struct attempt *a = l->attempt;
@@ -492,10 +526,9 @@ static int unpack_piece(struct lane *l, struct batch *b, const struct lane_messa
     uint32_t n = attempt_targets(a, x->item, targets, LANE_MAX_TARGETS);
     struct move_end to[LANE_MAX_TARGETS];
     struct box boxes[2 * BOX_MAX_DIMS];
-    uint8_t *at = m->data + x->at;
     int r = 0;
     for (uint32_t i = 0; i < n; i++)
-        if (targets[i] != m->place)
+        if (targets[i] != landed)
             to[n_to++] = (struct move_end){.place = &a->places[targets[i]]};
     unsigned n_boxes = n_to > 0 ? box_range(&a->program.boxes[c->box], x->begin, x->end, boxes) : 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++) {
@@ -538,6 +571,22 @@ static void group_unpacked(void *arg)
     (void)mailbox_post(&g->lane->attempt->plane->mailbox, &g->unpacked);
 }
 
+static int unpack_message(struct lane *l, struct batch *b, const struct lane_group *g,
+                          const struct lane_message *m, bool *any)
+{
+    uint32_t piece = m->first_piece;
+    int r = 0;
+    piece_foreach(l, &m->span, x)
+    {
+        if (r == 0 && m->staged)
+            r = unpack_piece(l, b, m->data + x.at, PROGRAM_NONE, &x, any);
+        else if (r == 0)
+            r = unpack_piece(l, b, g->pieces[piece].data, g->piece_place[piece], &x, any);
+        piece++;
+    }
+    return r;
+}
+
 /* Enqueues the fan-out. 1: it is on its way; 0: there is none. */
 static int unpack(struct lane *l, struct lane_group *g)
 {
@@ -547,13 +596,8 @@ static int unpack(struct lane *l, struct lane_group *g)
     int r = 0;
     batch_init(&b, d->unpack);
     for (uint32_t i = 0; i < g->n && r == 0; i++) {
-        if (g->messages[i].send)
-            continue;
-        piece_foreach(l, &g->messages[i].span, x)
-        {
-            if (r == 0)
-                r = unpack_piece(l, &b, &g->messages[i], &x, &any);
-        }
+        if (!g->messages[i].send)
+            r = unpack_message(l, &b, g, &g->messages[i], &any);
     }
     if (r == 0)
         r = batch_flush(&b);

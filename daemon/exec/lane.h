@@ -4,14 +4,23 @@
  *
  * A group is consecutive messages of one round that need at most the ring's slots. Which messages
  * form it does not depend on time. Several groups are under way at once as slots permit: one packs
- * while the one before is on the wire and the one before that unpacks. Sends and receives of a
- * single contiguous item need no slot. Loop thread. */
+ * while the one before is on the wire and the one before that unpacks. Messages whose items lie in
+ * runs of some length need no slot: the transport reads and writes worker memory itself. Loop
+ * thread. */
 #ifndef RS_EXEC_LANE_H
 #define RS_EXEC_LANE_H
 
 #include "exec/plane.h"
 
-enum { LANE_DEPTH = 4, LANE_GROUP_MESSAGES = 64, LANE_NO_SLOT = -1 };
+/* LEAST_RUN: below, on average, packing is cheaper than a run of its own in a system call. */
+enum {
+    LANE_DEPTH = 4,
+    LANE_GROUP_MESSAGES = 64,
+    LANE_GROUP_PIECES = 1024,
+    LANE_GROUP_BYTES = 32 << 20, /* a group is full with so much: what comes after it can begin */
+    LANE_LEAST_RUN = 4096,
+    LANE_NO_SLOT = -1
+};
 
 /* Bytes of a stream as a message carries them: from `offset` of `item` on. */
 struct lane_span {
@@ -22,9 +31,9 @@ struct lane_span {
 struct lane_message {
     uint32_t message;
     struct lane_span span;
-    uint8_t *data;  /* slot, or worker memory */
-    int32_t slot;   /* LANE_NO_SLOT: direct, or not given yet */
-    uint32_t place; /* direct receives: where it lands; else PROGRAM_NONE */
+    uint8_t *data;        /* the slot */
+    int32_t slot;         /* LANE_NO_SLOT: direct, or not given yet */
+    uint32_t first_piece; /* direct: of the group's; one for each item of the span */
     bool staged, send;
 };
 
@@ -34,10 +43,13 @@ struct lane_group {
     struct lane *lane;
     enum lane_stage stage;
     uint64_t number;
-    uint32_t n, n_staged;
+    uint32_t n, n_staged, n_pieces;
+    uint64_t bytes;
     uint64_t after; /* this group (number + 1) must have been unpacked; 0: none */
     struct lane_message messages[LANE_GROUP_MESSAGES];
     struct transport_message wire[LANE_GROUP_MESSAGES];
+    struct transport_piece pieces[LANE_GROUP_PIECES];
+    uint32_t piece_place[LANE_GROUP_PIECES]; /* where it is read, or lands */
     struct transport_group group;
     int status;
     struct err err;

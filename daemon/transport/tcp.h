@@ -55,7 +55,7 @@ struct tcp_message {
     struct queue in_link; /* in link.messages from post to done */
     struct tcp_group *group;
     struct tcp_link *link;
-    uint8_t *data;
+    const struct transport_message *from; /* the caller's: where its bytes are */
     uint64_t bytes, sequence;
     uint32_t tag;
     uint64_t claimed; /* given to frames */
@@ -70,7 +70,7 @@ struct tcp_out {
     uint32_t header_bytes, header_at;
     uint32_t length, at;         /* of the payload */
     struct tcp_message *message; /* whose payload; NULL with a length: zeros, in the next attempt */
-    const uint8_t *data;
+    uint64_t offset;             /* of the payload in the message */
     uint64_t attempt;
     uint64_t due_ns;               /* of a paced frame */
     struct tcp_message *answering; /* whose ACCEPT this is */
@@ -81,8 +81,7 @@ struct tcp_in {
     uint32_t header_at;
     struct tcp_frame frame; /* of the payload that is being read, or of the header that waits */
     uint32_t left;          /* of the payload; 0: a header comes */
-    struct tcp_message *message;
-    uint8_t *data; /* NULL: drained */
+    struct tcp_message *message; /* NULL: it is drained */
     uint64_t due_ns;
 };
 

@@ -11,7 +11,7 @@
 
 #include "base/banned.h"
 
-enum { FILLER_BYTES = 64 << 10 };
+enum { FILLER_BYTES = 64 << 10, MOST_RUNS = 64 };
 
 static const uint8_t zeros[FILLER_BYTES];
 
@@ -92,7 +92,6 @@ void tcp_conn_withdraw(struct tcp_conn *c, const struct tcp_message *m)
 {
     if (c->in.message == m) {
         c->in.message = NULL;
-        c->in.data = NULL;
         c->in.due_ns = 0;
         atomic_fetch_add(&c->link->port->stale_frames, 1);
     }
@@ -103,7 +102,6 @@ void tcp_conn_withdraw(struct tcp_conn *c, const struct tcp_message *m)
     if (c->out.header_at == 0)
         memset(&c->out, 0, sizeof(c->out));
     c->out.message = NULL;
-    c->out.data = NULL;
     c->out.due_ns = 0;
 }
 
@@ -144,7 +142,7 @@ static bool stage_data(struct tcp_conn *c)
                                 .offset = m->claimed,
                                 .length = (uint32_t)n});
     c->out.message = m;
-    c->out.data = m->data + m->claimed;
+    c->out.offset = m->claimed;
     if (rate > 0)
         c->out.due_ns =
             pace_reserve(&c->link->port->pace, PACE_EGRESS, m->network, rate, n, clock_mono_ns());
@@ -227,17 +225,21 @@ static bool fenced(struct tcp_conn *c)
     return true;
 }
 
-/* Header and payload in one call, straight out of the message's buffer. */
+/* Header and payload in one call, straight out of the message's memory. */
 static ssize_t send_some(struct tcp_conn *c)
 {
     struct tcp_out *o = &c->out;
     size_t left = o->length - o->at;
-    const uint8_t *data = o->data == NULL ? zeros : o->data + o->at;
-    if (o->data == NULL && left > sizeof(zeros))
-        left = sizeof(zeros);
-    struct iovec iov[2] = {{o->header + o->header_at, o->header_bytes - o->header_at},
-                           {(void *)(uintptr_t)data, left}};
-    struct msghdr m = {.msg_iov = iov, .msg_iovlen = left > 0 ? 2 : 1};
+    struct iovec iov[1 + MOST_RUNS] = {{o->header + o->header_at, o->header_bytes - o->header_at}};
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = 1};
+    if (o->message != NULL) {
+        m.msg_iovlen +=
+            transport_runs(o->message->from, o->offset + o->at, left, iov + 1, MOST_RUNS);
+    } else if (left > 0) {
+        iov[1] =
+            (struct iovec){(void *)(uintptr_t)zeros, left < sizeof(zeros) ? left : sizeof(zeros)};
+        m.msg_iovlen = 2;
+    }
     return sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -285,7 +287,6 @@ static void drain(struct tcp_conn *c)
 {
     atomic_fetch_add(&c->link->port->stale_frames, 1);
     c->in.message = NULL;
-    c->in.data = NULL;
     c->in.due_ns = 0;
     c->in.left = c->in.frame.length;
     c->in.header_at = 0;
@@ -317,7 +318,6 @@ static void land(struct tcp_conn *c, struct tcp_message *m)
         m->answer_due = true;
     m->claimed += in->frame.length;
     in->message = m;
-    in->data = m->data + in->frame.offset;
     in->left = in->frame.length;
     in->header_at = 0;
     in->due_ns = rate > 0 ? pace_reserve(&c->link->port->pace, PACE_INGRESS, m->network, rate,
@@ -407,7 +407,6 @@ static void landed(struct tcp_conn *c)
 {
     struct tcp_message *m = c->in.message;
     c->in.message = NULL;
-    c->in.data = NULL;
     if (m == NULL)
         return;
     atomic_fetch_add(&c->link->port->received_bytes[m->network], c->in.frame.length);
@@ -415,19 +414,24 @@ static void landed(struct tcp_conn *c)
     tcp_link_settle(c->link, m);
 }
 
-/* Payload straight into the message's buffer, and the next header in the same call. */
+/* Payload straight into the message's memory, and the next header in the same call. */
 static ssize_t receive_some(struct tcp_conn *c)
 {
     static _Thread_local uint8_t filler[FILLER_BYTES];
     struct tcp_in *in = &c->in;
-    size_t left = in->left;
-    if (in->data == NULL && left > sizeof(filler))
-        left = sizeof(filler);
-    uint8_t *at = in->data == NULL ? filler : in->data + (in->frame.length - in->left);
-    struct iovec iov[2] = {{at, left},
-                           {in->header + in->header_at, TCP_FRAME_BYTES - in->header_at}};
-    struct msghdr m = {.msg_iov = left > 0 ? iov : iov + 1,
-                       .msg_iovlen = left > 0 && left == in->left ? 2 : 1};
+    struct iovec iov[MOST_RUNS + 1];
+    uint64_t at = in->frame.offset + in->frame.length - in->left;
+    size_t covered = 0;
+    uint32_t n = 0;
+    if (in->message != NULL)
+        n = transport_runs(in->message->from, at, in->left, iov, MOST_RUNS);
+    else if (in->left > 0)
+        iov[n++] = (struct iovec){filler, in->left < sizeof(filler) ? in->left : sizeof(filler)};
+    for (uint32_t i = 0; i < n; i++)
+        covered += iov[i].iov_len;
+    if (covered == in->left)
+        iov[n++] = (struct iovec){in->header + in->header_at, TCP_FRAME_BYTES - in->header_at};
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = n};
     return recvmsg(c->fd, &m, MSG_DONTWAIT);
 }
 

@@ -1,10 +1,36 @@
 #include "transport/transport.h"
 
+#include <sys/uio.h>
+
 #include "base/banned.h"
 
 int transport_begin(struct transport *t, uint64_t attempt, struct err *e)
 {
     return t->ops->begin(t, attempt, e);
+}
+
+bool transport_takes_pieces(const struct transport *t)
+{
+    return t->ops->takes_pieces;
+}
+
+uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint64_t length,
+                        struct iovec *ret_runs, uint32_t most)
+{
+    const struct transport_piece whole = {m->data, m->bytes};
+    const struct transport_piece *p = m->data != NULL ? &whole : m->pieces;
+    uint32_t n_pieces = m->data != NULL ? 1 : m->n_pieces, n = 0;
+    for (uint32_t i = 0; i < n_pieces && length > 0 && n < most; i++) {
+        if (offset >= p[i].bytes) {
+            offset -= p[i].bytes;
+            continue;
+        }
+        uint64_t bytes = p[i].bytes - offset < length ? p[i].bytes - offset : length;
+        ret_runs[n++] = (struct iovec){(uint8_t *)p[i].data + offset, bytes};
+        length -= bytes;
+        offset = 0;
+    }
+    return n;
 }
 
 int transport_connect(struct transport *t, struct transport_connect *c)

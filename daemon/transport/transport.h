@@ -21,13 +21,23 @@
 
 struct transport;
 
+/* A run of a message's bytes. */
+struct transport_piece {
+    void *data;
+    uint64_t bytes;
+};
+
 struct transport_message {
-    void *data; /* read or written while the group runs */
+    void *data; /* read or written while the group runs; NULL: pieces say where it is */
     uint64_t bytes;
     uint32_t peer; /* the plan's device index */
     bool send;
     bool network; /* tier, for the counters and rates: false inside a domain */
     uint32_t tag; /* what the message is; must be the same at both ends */
+    /* Where data is NULL: in order, `bytes` in all; the caller's, alive as the group is. Only where
+     * transport_takes_pieces. The two ends may be cut differently. */
+    const struct transport_piece *pieces;
+    uint32_t n_pieces;
 };
 
 /* The caller's, alive until on_done. */
@@ -142,6 +152,8 @@ int transport_begin(struct transport *t, uint64_t attempt, struct err *e);
  * later. After transport_begin, before the first group; counts as a group for transport_quiesced.
  * RS_ENOMEM, RS_ECANCELED (aborted): on_done is not called. */
 int transport_connect(struct transport *t, struct transport_connect *c);
+/* Whether messages may be given in pieces. */
+bool transport_takes_pieces(const struct transport *t);
 /* Enqueues a group for local device `device` (plan index) on `stream`. */
 int transport_enqueue(struct transport *t, uint32_t device, struct device_stream *stream,
                       struct transport_group *group);
@@ -153,8 +165,15 @@ bool transport_quiesced(const struct transport *t);
 struct transport_counters transport_counters(const struct transport *t, uint32_t device);
 void transport_close(struct transport *t); /* must be quiesced */
 
+/* For implementations: the runs of [offset, offset + length) of the message, up to `most` of them;
+ * returns how many. */
+struct iovec;
+uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint64_t length,
+                        struct iovec *ret_runs, uint32_t most);
+
 struct transport_ops {
     const char *kind;
+    bool takes_pieces;
     int (*begin)(struct transport *t, uint64_t attempt, struct err *e);
     int (*connect)(struct transport *t, struct transport_connect *c);
     int (*enqueue)(struct transport *t, uint32_t device, struct device_stream *stream,

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -33,7 +34,7 @@ struct mem_message {
     struct queue link;
     struct mem_group *group;
     struct mem_message *peer;
-    uint8_t *data;
+    const struct transport_message *from; /* the group's */
     uint64_t bytes;
     uint64_t at;            /* receives: landed so far */
     uint64_t chunk_bytes;   /* receives: reserved, 0: nothing */
@@ -195,6 +196,20 @@ static void finish(struct mem *m, struct mem_message *x)
     (void)pthread_cond_signal(&x->group->changed);
 }
 
+/* Both may be in pieces, cut differently. */
+static void copy_range(const struct transport_message *to, const struct transport_message *from,
+                       uint64_t at, uint64_t bytes)
+{
+    for (uint64_t end = at + bytes; at < end;) {
+        struct iovec a, b;
+        rs_assert(transport_runs(to, at, end - at, &a, 1) == 1);
+        rs_assert(transport_runs(from, at, end - at, &b, 1) == 1);
+        size_t n = a.iov_len < b.iov_len ? a.iov_len : b.iov_len;
+        memcpy(a.iov_base, b.iov_base, n);
+        at += n;
+    }
+}
+
 /* Copies the reserved chunk, the mutex let go meanwhile. */
 static void move_chunk(struct mem *m, struct mem_message *r)
 {
@@ -206,7 +221,7 @@ static void move_chunk(struct mem *m, struct mem_message *r)
     }
     s->busy = true;
     (void)pthread_mutex_unlock(&m->mutex);
-    memcpy(r->data + r->at, s->data + r->at, bytes);
+    copy_range(r->from, s->from, r->at, bytes);
     (void)pthread_mutex_lock(&m->mutex);
     s->busy = false;
     r->at += bytes;
@@ -325,7 +340,7 @@ static void group_fill(struct mem_group *g, const struct transport_group *group)
         struct mem_message *x = &g->messages[i];
         queue_init(&x->link);
         x->group = g;
-        x->data = from->data;
+        x->from = from;
         x->bytes = from->bytes;
         x->peer_device = from->peer;
         x->send = from->send;
@@ -485,6 +500,7 @@ static int mem_connect(struct transport *t, struct transport_connect *c)
 
 static const struct transport_ops mem_ops = {
     .kind = "mem",
+    .takes_pieces = true,
     .begin = mem_begin,
     .connect = mem_connect,
     .enqueue = mem_enqueue,

@@ -631,7 +631,8 @@ static bool valid(const struct nccl *n, uint32_t device, const struct transport_
         return false;
     for (uint32_t i = 0; i < group->n_messages; i++) {
         const struct transport_message *m = &group->messages[i];
-        if (m->peer >= n->n_devices || n->lanes[m->peer].rank < 0 || m->bytes == 0)
+        if (m->peer >= n->n_devices || n->lanes[m->peer].rank < 0 || m->bytes == 0 ||
+            m->data == NULL)
             return false;
     }
     return true;

@@ -337,7 +337,7 @@ static int group_fill(struct tcp_group *g, const struct transport_group *group)
         queue_init(&m->in_link);
         m->group = g;
         m->link = tcp_link_get(g->port, from->peer, from->send);
-        m->data = from->data;
+        m->from = from;
         m->bytes = from->bytes;
         m->send = from->send;
         m->network = from->network;
@@ -524,6 +524,7 @@ static void tcp_close(struct transport *transport)
 
 static const struct transport_ops tcp_ops = {
     .kind = "tcp",
+    .takes_pieces = true,
     .begin = tcp_begin,
     .connect = tcp_connect,
     .enqueue = tcp_enqueue,

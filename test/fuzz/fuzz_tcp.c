@@ -115,8 +115,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     uint8_t memory[3 * BYTES];
     struct transport_message receives[2] = {
-        {memory + BYTES, BYTES / 2, 1, false, true, 0},
-        {memory + BYTES + BYTES / 2, BYTES / 2, 1, false, true, 0}};
+        {memory + BYTES, BYTES / 2, 1, false, true, 0, NULL, 0},
+        {memory + BYTES + BYTES / 2, BYTES / 2, 1, false, true, 0, NULL, 0}};
     struct transport_group group = {receives, 2, on_done, NULL};
     open_once();
     decode(data, size);

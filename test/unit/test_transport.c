@@ -216,11 +216,11 @@ static void all_pairs(const struct kind *kind, uint64_t seed)
             uint32_t peer = (k + d) % N;
             uint64_t out = sizes[(d + peer) % 3], in = sizes[(peer + d) % 3];
             if (out > 0)
-                messages[d][n++] =
-                    (struct transport_message){filled(d, peer, out), out, peer, true, true, 0};
+                messages[d][n++] = (struct transport_message){
+                    filled(d, peer, out), out, peer, true, true, 0, NULL, 0};
             if (in > 0)
                 messages[d][n++] =
-                    (struct transport_message){calloc(1, in), in, peer, false, true, 0};
+                    (struct transport_message){calloc(1, in), in, peer, false, true, 0, NULL, 0};
         }
         waited_init(&waited[d], messages[d], n);
         enqueue(&node, d, &waited[d]);
@@ -273,7 +273,8 @@ static void size_mismatch(const struct kind *kind)
 {
     struct node node;
     uint8_t a[8] = {0}, b[4] = {0};
-    struct transport_message send = {a, 8, 1, true, true, 0}, receive = {b, 4, 0, false, true, 0};
+    struct transport_message send = {a, 8, 1, true, true, 0, NULL, 0},
+                             receive = {b, 4, 0, false, true, 0, NULL, 0};
     struct waited ws, wr;
     node_open(&node, kind, 2, 0);
     waited_init(&ws, &send, 1);
@@ -301,8 +302,8 @@ static void abort_in_the_middle(const struct kind *kind)
     enum { BYTES = 1 << 20 };
     struct node node;
     uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(1, BYTES);
-    struct transport_message missing = {landed, BYTES, 1, false, true, 0};
-    struct transport_message queued = {sent, BYTES, 1, true, true, 0};
+    struct transport_message missing = {landed, BYTES, 1, false, true, 0, NULL, 0};
+    struct transport_message queued = {sent, BYTES, 1, true, true, 0, NULL, 0};
     struct waited w[2], again[2];
     node_open(&node, kind, 2, 0);
     waited_init(&w[0], &missing, 1); /* device 1 never sends it */
@@ -322,8 +323,8 @@ static void abort_in_the_middle(const struct kind *kind)
     /* An attempt id is never used again, and the next attempt starts clean. */
     ck_assert_int_eq(transport_begin(node.t, 1, NULL), RS_EPRECOND);
     ck_assert_int_eq(transport_begin(node.t, 2, NULL), 0);
-    struct transport_message send = {sent, BYTES, 1, true, true, 0};
-    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+    struct transport_message send = {sent, BYTES, 1, true, true, 0, NULL, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
     waited_init(&again[0], &send, 1);
     waited_init(&again[1], &receive, 1);
     enqueue(&node, 0, &again[0]);
@@ -349,8 +350,8 @@ static void abort_while_moving(const struct kind *kind, uint64_t seed)
     enum { BYTES = 8 << 20, GROUPS = 4 };
     struct node node;
     uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
-    struct transport_message send = {sent, BYTES, 1, true, false, 0};
-    struct transport_message receive = {landed, BYTES, 0, false, false, 0};
+    struct transport_message send = {sent, BYTES, 1, true, false, 0, NULL, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, false, 0, NULL, 0};
     struct waited ws[GROUPS], wr[GROUPS];
     node_open(&node, kind, 2, 0);
     for (int i = 0; i < GROUPS; i++) {
@@ -401,10 +402,10 @@ static void small_groups(const struct kind *kind)
         for (uint32_t d = 0; d < N; d++) {
             uint32_t i = g * N + d;
             sent[i] = i * 2654435761U;
-            messages[2 * i] =
-                (struct transport_message){&sent[i], 4, (d + 1) % N, true, (g & 1) != 0, 0};
-            messages[2 * i + 1] =
-                (struct transport_message){&landed[i], 4, (d + N - 1) % N, false, (g & 1) != 0, 0};
+            messages[2 * i] = (struct transport_message){&sent[i],     4, (d + 1) % N, true,
+                                                         (g & 1) != 0, 0, NULL,        0};
+            messages[2 * i + 1] = (struct transport_message){
+                &landed[i], 4, (d + N - 1) % N, false, (g & 1) != 0, 0, NULL, 0};
             waited_init(&waited[i], &messages[2 * i], 2);
             enqueue(&node, d, &waited[i]);
         }
@@ -436,7 +437,8 @@ static void nonsense(const struct kind *kind)
     uint8_t b[4];
     struct waited w;
     node_open(&node, kind, 2, 0);
-    struct transport_message far = {b, 4, 9, true, true, 0}, empty = {b, 0, 1, true, true, 0};
+    struct transport_message far = {b, 4, 9, true, true, 0, NULL, 0},
+                             empty = {b, 0, 1, true, true, 0, NULL, 0};
     waited_init(&w, &far, 1);
     ck_assert_int_eq(transport_enqueue(node.t, 0, node.streams[0], &w.group), RS_EINVAL);
     ck_assert_int_eq(transport_enqueue(node.t, 5, node.streams[0], &w.group), RS_EINVAL);
@@ -460,7 +462,8 @@ static void failing_memory(const struct kind *kind)
 {
     struct node node;
     uint8_t a = 1, b = 0;
-    struct transport_message send = {&a, 1, 1, true, true, 0}, receive = {&b, 1, 0, false, true, 0};
+    struct transport_message send = {&a, 1, 1, true, true, 0, NULL, 0},
+                             receive = {&b, 1, 0, false, true, 0, NULL, 0};
     node_open(&node, kind, 2, 0);
     for (long i = 1;; i++) {
         struct waited w;
@@ -529,9 +532,9 @@ static double paced_ms(uint32_t second_from, uint32_t second_to)
     struct waited waited[4];
     for (uint32_t i = 0; i < 2; i++) {
         messages[from[i]][n[from[i]]++] =
-            (struct transport_message){a + (size_t)i * BYTES, BYTES, to[i], true, true, 0};
-        messages[to[i]][n[to[i]]++] =
-            (struct transport_message){a + (size_t)(2 + i) * BYTES, BYTES, from[i], false, true, 0};
+            (struct transport_message){a + (size_t)i * BYTES, BYTES, to[i], true, true, 0, NULL, 0};
+        messages[to[i]][n[to[i]]++] = (struct transport_message){
+            a + (size_t)(2 + i) * BYTES, BYTES, from[i], false, true, 0, NULL, 0};
     }
     uint64_t started = clock_mono_ns();
     for (uint32_t d = 0; d < 4; d++) {
@@ -570,10 +573,10 @@ START_TEST(a_killed_device_falls_silent_and_abort_frees_its_peers)
     node_devices(&node, 2);
     ck_assert_int_eq(transport_mem_open(node.devices, 2, 1, &options, &node.t, NULL), 0);
     ck_assert_int_eq(transport_begin(node.t, 1, NULL), 0);
-    struct transport_message sends[2] = {{&a[0], 1, 1, true, true, 0},
-                                         {&a[1], 1, 1, true, true, 0}};
-    struct transport_message receives[2] = {{&b[0], 1, 0, false, true, 0},
-                                            {&b[1], 1, 0, false, true, 0}};
+    struct transport_message sends[2] = {{&a[0], 1, 1, true, true, 0, NULL, 0},
+                                         {&a[1], 1, 1, true, true, 0, NULL, 0}};
+    struct transport_message receives[2] = {{&b[0], 1, 0, false, true, 0, NULL, 0},
+                                            {&b[1], 1, 0, false, true, 0, NULL, 0}};
     struct waited ws[2], wr[2];
     for (int i = 0; i < 2; i++) {
         waited_init(&ws[i], &sends[i], 1);
@@ -615,15 +618,15 @@ static void queued_behind_the_lease(const struct kind *kind)
     struct node node;
     struct gate gate = {PTHREAD_MUTEX_INITIALIZER};
     uint8_t *sent = filled(0, 1, BYTES), *landed = calloc(GROUPS, BYTES);
-    struct transport_message send = {sent, BYTES, 1, true, true, 0}, receives[GROUPS];
+    struct transport_message send = {sent, BYTES, 1, true, true, 0, NULL, 0}, receives[GROUPS];
     struct waited ws[GROUPS], wr[GROUPS];
     node_open(&node, kind, 2, 0);
     pthread_mutex_lock(&gate.mutex);
     for (uint32_t d = 0; d < 2; d++)
         ck_assert_int_eq(device_call(node.streams[d], wait_at, &gate), 0);
     for (int i = 0; i < GROUPS; i++) {
-        receives[i] =
-            (struct transport_message){landed + (size_t)i * BYTES, BYTES, 0, false, true, 0};
+        receives[i] = (struct transport_message){
+            landed + (size_t)i * BYTES, BYTES, 0, false, true, 0, NULL, 0};
         waited_init(&ws[i], &send, 1);
         waited_init(&wr[i], &receives[i], 1);
         enqueue(&node, 0, &ws[i]);
@@ -671,8 +674,8 @@ START_TEST(another_message_of_the_same_size_fails_both_groups_and_lands_nothing)
     for (int k = 0; k < N_KINDS; k++) {
         struct node node;
         uint8_t a[8] = "8 bytes", b[8] = {0};
-        struct transport_message send = {a, 8, 1, true, true, 7},
-                                 receive = {b, 8, 0, false, true, 8};
+        struct transport_message send = {a, 8, 1, true, true, 7, NULL, 0},
+                                 receive = {b, 8, 0, false, true, 8, NULL, 0};
         struct waited ws, wr;
         node_open(&node, &kinds[k], 2, 0);
         waited_init(&ws, &send, 1);
@@ -684,6 +687,67 @@ START_TEST(another_message_of_the_same_size_fails_both_groups_and_lands_nothing)
         ck_assert_msg(strstr(wr.err.text, "another message") != NULL, "%s", wr.err.text);
         ck_assert_int_eq(b[0], 0);
         node_close(&node);
+    }
+}
+END_TEST
+
+/* Cuts `bytes` into n pieces that lie apart, in an order of their own, with a byte of 0x5A between
+ * them; *ret_memory is the caller's. */
+static void cut_up(struct transport_piece *pieces, uint32_t n, uint64_t bytes, uint64_t *seed,
+                   uint8_t **ret_memory)
+{
+    uint8_t *memory = malloc(bytes + n);
+    uint64_t left = bytes, at = bytes + n;
+    memset(memory, 0x5A, bytes + n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t most = left - (n - i - 1);
+        pieces[i].bytes = i == n - 1 ? left : 1 + random_next(seed) % (1 + 2 * most / (n - i));
+        if (pieces[i].bytes > most)
+            pieces[i].bytes = most;
+        at -= pieces[i].bytes + 1;
+        pieces[i].data = memory + at; /* from behind */
+        left -= pieces[i].bytes;
+    }
+    *ret_memory = memory;
+}
+
+START_TEST(messages_in_pieces_land_whole_though_both_ends_cut_differently)
+{
+    enum { MOST = 300 };
+    static const uint64_t sizes[] = {300, 5000, 3 << 20};
+    struct transport_piece from[MOST], to[MOST];
+    uint64_t seed = 11;
+    for (int k = 0; k < 3 * N_KINDS; k++) {
+        uint64_t bytes = sizes[k % 3];
+        uint32_t n_from = 1 + (uint32_t)(random_next(&seed) % MOST);
+        uint32_t n_to = 1 + (uint32_t)(random_next(&seed) % MOST);
+        struct node node;
+        struct waited ws, wr;
+        uint8_t *sent, *landed, *whole = filled(0, 1, bytes);
+        cut_up(from, n_from, bytes, &seed, &sent);
+        cut_up(to, n_to, bytes, &seed, &landed);
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < n_from; at += from[i++].bytes)
+            memcpy(from[i].data, whole + at, from[i].bytes);
+        struct transport_message send = {NULL, bytes, 1, true, true, 0, from, n_from};
+        struct transport_message receive = {NULL, bytes, 0, false, true, 0, to, n_to};
+        node_open(&node, &kinds[k / 3], 2, 0);
+        ck_assert(transport_takes_pieces(node.t));
+        waited_init(&ws, &send, 1);
+        waited_init(&wr, &receive, 1);
+        enqueue(&node, 0, &ws);
+        enqueue(&node, 1, &wr);
+        ck_assert_int_eq(waited_status(&wr), 0);
+        ck_assert_int_eq(waited_status(&ws), 0);
+        at = 0;
+        for (uint32_t i = 0; i < n_to; at += to[i++].bytes) {
+            ck_assert_int_eq(memcmp(to[i].data, whole + at, to[i].bytes), 0);
+            ck_assert_int_eq(((uint8_t *)to[i].data)[to[i].bytes], 0x5A);
+        }
+        node_close(&node);
+        free(sent);
+        free(landed);
+        free(whole);
     }
 }
 END_TEST
@@ -715,6 +779,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(groups_whose_turn_comes_after_the_lease_move_nothing)                                        \
     X(another_message_of_the_same_size_fails_both_groups_and_lands_nothing)                        \
+    X(messages_in_pieces_land_whole_though_both_ends_cut_differently)                              \
     X(devices_of_this_node_need_no_connecting)                                                     \
     X(all_pairs_arrive_whatever_the_order_in_a_group)                                              \
     X(all_pairs_arrive_under_seeded_delays)                                                        \

@@ -295,9 +295,9 @@ static void exchange(struct pair *x, uint64_t seed)
     for (uint32_t d = 0; d < N; d++) {
         for (uint32_t k = 0; k < N; k++) {
             m[d][2 * k] = (struct transport_message){
-                sent + (d * N + k) * MOST, bytes[d][k], k, true, true, 0};
+                sent + (d * N + k) * MOST, bytes[d][k], k, true, true, 0, NULL, 0};
             m[d][2 * k + 1] = (struct transport_message){
-                landed + (k * N + d) * MOST, bytes[k][d], k, false, true, 0};
+                landed + (k * N + d) * MOST, bytes[k][d], k, false, true, 0, NULL, 0};
         }
         submit(d < 2 ? &x->a : &x->b, d, &w[d], m[d], 2 * N);
     }
@@ -332,8 +332,8 @@ START_TEST(a_frame_of_the_next_attempt_waits_until_it_begins)
     struct pair x;
     struct waited ws, wr;
     uint8_t sent[1000], landed[1000] = {0};
-    struct transport_message send = {sent, sizeof(sent), 2, true, true, 0};
-    struct transport_message receive = {landed, sizeof(landed), 0, false, true, 0};
+    struct transport_message send = {sent, sizeof(sent), 2, true, true, 0, NULL, 0};
+    struct transport_message receive = {landed, sizeof(landed), 0, false, true, 0, NULL, 0};
     fill(sent, sizeof(sent), 3);
     pair_open(&x, 0);
     ck_assert_int_eq(transport_begin(x.a.t, 2, NULL), 0);
@@ -359,14 +359,15 @@ START_TEST(a_peer_that_is_slow_but_alive_is_waited_for)
     struct pair x;
     struct waited ws, wr;
     uint8_t a = 1, b = 0;
-    struct transport_message send = {&a, 1, 2, true, true, 0}, receive = {&b, 1, 0, false, true, 0};
+    struct transport_message send = {&a, 1, 2, true, true, 0, NULL, 0},
+                             receive = {&b, 1, 0, false, true, 0, NULL, 0};
     pair_open(&x, 0);
     submit(&x.a, 0, &ws, &send, 1); /* waits for device 2, which is busy elsewhere */
     ck_assert_msg(!waited_within(&ws, 4 * SILENCE_MS), "%s", ws.err.text);
     submit(&x.b, 2, &wr, &receive, 1);
     ck_assert_int_eq(waited_status(&wr), 0);
     ck_assert_int_eq(waited_status(&ws), 0);
-    struct transport_message late_send = {&a, 1, 2, true, true, 0};
+    struct transport_message late_send = {&a, 1, 2, true, true, 0, NULL, 0};
     submit(&x.b, 2, &wr, &receive, 1); /* now the receiver waits, over a connection that is there */
     ck_assert_msg(!waited_within(&wr, 4 * SILENCE_MS), "%s", wr.err.text);
     submit(&x.a, 0, &ws, &late_send, 1);
@@ -385,8 +386,8 @@ START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
     uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
     pair_open(&x, 300e6); /* some 10 ms a message */
     for (int round = 0; round < ROUNDS; round++, attempt += 2) {
-        struct transport_message send = {sent, BYTES, 2, true, true, 0};
-        struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+        struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
+        struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
         struct waited ws, wr;
         fill(sent, BYTES, seed);
         submit(&x.a, 0, &ws, &send, 1);
@@ -424,8 +425,8 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     struct pair x;
     struct waited ws, wr;
     uint8_t *sent = malloc(BYTES), *landed = malloc(BYTES);
-    struct transport_message send = {sent, BYTES, 2, true, true, 0};
-    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+    struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
     memset(sent, SENT, BYTES);
     memset(landed, BEFORE, BYTES);
     pair_open(&x, 0);
@@ -459,8 +460,8 @@ START_TEST(no_chunk_is_read_or_sent_once_the_lease_is_over)
         struct pair x;
         struct waited ws, wr;
         uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
-        struct transport_message send = {sent, BYTES, 2, true, true, 0};
-        struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+        struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
+        struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
         memset(sent, 0xEE, BYTES);
         pair_open(&x, 100e6);
         submit(&x.a, 0, &ws, &send, 1);
@@ -494,7 +495,7 @@ START_TEST(strangers_are_refused_and_counted_and_the_attempt_goes_on)
 {
     struct plane p;
     uint8_t landed[8] = {0}, noise[4096];
-    struct transport_message receive = {landed, 8, 1, false, true, 0};
+    struct transport_message receive = {landed, 8, 1, false, true, 0, NULL, 0};
     struct waited w;
     with_played_peer(&p, 1);
     submit(&p, 0, &w, &receive, 1);
@@ -548,7 +549,7 @@ START_TEST(half_open_connections_do_not_keep_others_out)
     enum { N = 100 };
     struct plane p;
     uint8_t landed[8] = {0}, hello[TCP_HELLO_BYTES];
-    struct transport_message receive = {landed, 8, 1, false, true, 0};
+    struct transport_message receive = {landed, 8, 1, false, true, 0, NULL, 0};
     struct waited w;
     int idle[N];
     struct tcp_hello h = good_hello(1);
@@ -585,7 +586,7 @@ START_TEST(without_descriptors_it_waits_without_spinning_and_then_lets_in)
 {
     struct plane p;
     uint8_t landed[8] = {0};
-    struct transport_message receive = {landed, 8, 1, false, true, 0};
+    struct transport_message receive = {landed, 8, 1, false, true, 0, NULL, 0};
     struct waited w;
     struct rlimit limit, none;
     struct tcp_hello h = good_hello(1);
@@ -617,7 +618,7 @@ START_TEST(an_old_attempts_chunk_is_drained_and_counted_and_never_lands)
 {
     struct plane p;
     uint8_t landed[8] = {0};
-    struct transport_message receive = {landed, 8, 1, false, true, 0};
+    struct transport_message receive = {landed, 8, 1, false, true, 0, NULL, 0};
     struct waited w;
     with_played_peer(&p, 1);
     ck_assert_int_eq(transport_begin(p.t, 5, NULL), 0);
@@ -645,7 +646,7 @@ static void misbehaves(const struct tcp_frame *frames, int n, int status, const 
     struct plane p;
     uint8_t landed[64];
     memset(landed, 0x5A, sizeof(landed));
-    struct transport_message receive = {landed, 8, 1, false, true, 0};
+    struct transport_message receive = {landed, 8, 1, false, true, 0, NULL, 0};
     struct waited w;
     with_played_peer(&p, 1234);
     submit(&p, 0, &w, &receive, 1);
@@ -708,7 +709,7 @@ static void dies(bool reset)
 {
     struct plane p;
     uint8_t landed[4096];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0, NULL, 0};
     struct linger now = {.l_onoff = 1};
     struct waited w;
     with_played_peer(&p, 1234);
@@ -752,7 +753,7 @@ START_TEST(a_peer_that_dies_ahead_of_its_receives_fails_the_group_at_once)
 {
     struct plane p;
     uint8_t landed[8];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0, NULL, 0};
     struct waited w;
     with_played_peer(&p, 1234);
     submit(&p, 0, &w, &receive, 1);
@@ -772,7 +773,7 @@ START_TEST(a_peer_that_does_not_listen_fails_the_sender_at_once)
     struct plane p;
     uint16_t port;
     uint8_t byte = 1;
-    struct transport_message send = {&byte, 1, 1, true, true, 0};
+    struct transport_message send = {&byte, 1, 1, true, true, 0, NULL, 0};
     struct waited w;
     close(listen_at(&port));
     with_played_peer(&p, port);
@@ -794,7 +795,7 @@ START_TEST(a_peer_that_reads_nothing_is_past_its_deadline)
     static const size_t sizes[2] = {1, BYTES}; /* fits into the socket's buffer, does not */
     uint8_t *data = calloc(1, BYTES);
     for (int i = 0; i < 2; i++) {
-        struct transport_message send = {data, sizes[i], 1, true, true, 0};
+        struct transport_message send = {data, sizes[i], 1, true, true, 0, NULL, 0};
         struct waited w;
         with_played_peer(&p, port);
         uint64_t began = clock_mono_ns();
@@ -815,7 +816,7 @@ START_TEST(a_peer_that_falls_silent_in_a_message_is_past_its_deadline)
 {
     struct plane p;
     uint8_t landed[4096];
-    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0};
+    struct transport_message receive = {landed, sizeof(landed), 1, false, true, 0, NULL, 0};
     struct waited w;
     with_played_peer(&p, 1);
     submit(&p, 0, &w, &receive, 1);
@@ -837,8 +838,8 @@ START_TEST(a_sender_is_held_back_until_its_receive_is_posted)
     struct pair x;
     struct waited ws, wr;
     uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES);
-    struct transport_message send = {sent, BYTES, 2, true, true, 0};
-    struct transport_message receive = {landed, BYTES, 0, false, true, 0};
+    struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
+    struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
     fill(sent, BYTES, 8);
     pair_open(&x, 0);
     submit(&x.a, 0, &ws, &send, 1);
@@ -867,8 +868,9 @@ static double paced_ms(uint32_t n_senders)
     pair_open(&x, 100.0 * (1 << 20));
     uint64_t began = clock_mono_ns();
     for (uint32_t i = 0; i < n_senders; i++) {
-        send[i] = (struct transport_message){data + i * BYTES, BYTES, 2, true, true, 0};
-        receive[i] = (struct transport_message){data + (2 + i) * BYTES, BYTES, i, false, true, 0};
+        send[i] = (struct transport_message){data + i * BYTES, BYTES, 2, true, true, 0, NULL, 0};
+        receive[i] =
+            (struct transport_message){data + (2 + i) * BYTES, BYTES, i, false, true, 0, NULL, 0};
         submit(&x.a, i, &ws[i], &send[i], 1);
     }
     submit(&x.b, 2, &wr, receive, n_senders);
