@@ -22,6 +22,9 @@ static void attached_fill(Reshard__V1__AttachedEvent *to, const struct node_repo
     to->shadow = ev->attached.shadow;
     to->torn = ev->attached.torn;
     to->waits_for = ev->attached.waits_for;
+    to->uncommitted = ev->attached.uncommitted;
+    to->uncommitted_content = ev->attached.uncommitted_content;
+    to->tells_memory = ev->attached.tells_memory;
     to->layout.data = (uint8_t *)(uintptr_t)r->layout;
     to->layout.len = sizeof r->layout;
     to->device = r->device;
@@ -288,6 +291,9 @@ static int attached_read(const Reshard__V1__AttachedEvent *from, struct node_rep
     ev->attached.shadow = from->shadow;
     ev->attached.torn = from->torn;
     ev->attached.waits_for = from->waits_for;
+    ev->attached.uncommitted = from->uncommitted;
+    ev->attached.uncommitted_content = from->uncommitted_content;
+    ev->attached.tells_memory = from->tells_memory;
     memcpy(r->layout, from->layout.data, sizeof r->layout);
     r->device = from->device;
     r->pid = from->pid;

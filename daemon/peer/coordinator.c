@@ -429,9 +429,14 @@ void peer_set_resolver(struct peer *(*of)(void *rpc_context))
     resolver = of;
 }
 
+struct peer *peer_of(void *rpc_context)
+{
+    return resolver != NULL ? resolver(rpc_context) : NULL;
+}
+
 struct peer *coordinator_of(struct rpc_call *call)
 {
-    struct peer *p = resolver != NULL ? resolver(rpc_call_context(call)) : NULL;
+    struct peer *p = peer_of(rpc_call_context(call));
     char text[256];
     if (p == NULL || p->stopping) {
         rpc_call_finish(call, RS_EUNAVAIL, "this daemon is starting or stopping");

@@ -137,6 +137,8 @@ bool peer_is_coordinator(const struct peer *p);
 const struct rpc_method *peer_methods(size_t *ret_n);
 /* Set once by the service: from rpc_server's context to the peer. */
 void peer_set_resolver(struct peer *(*of)(void *rpc_context));
+/* By that; NULL: there is none. */
+struct peer *peer_of(void *rpc_context);
 /* RS_EUNAVAIL: it is not HERE. RS_EEXHAUSTED: it does not read, RS_ENOMEM: its session ends, and `silent` comes later,
  * never inside. Never for the coordinator's own node. */
 int peer_order(struct peer *p, uint32_t node, const struct node_order *o);

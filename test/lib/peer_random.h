@@ -119,6 +119,9 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
         ev->attached.shadow = random_next(s);
         ev->attached.torn = rnd(s, 2) != 0;
         ev->attached.waits_for = random_next(s);
+        ev->attached.uncommitted = random_next(s);
+        ev->attached.uncommitted_content = random_next(s);
+        ev->attached.tells_memory = rnd(s, 2) != 0;
         rnd_bytes(s, r->layout, 16);
         r->device = (uint32_t)random_next(s);
         r->pid = (int32_t)random_next(s);
@@ -255,8 +258,8 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
 {
     *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_EVICT))};
     o->model = rnd_text(s, pool);
-    uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch, &o->worker, &o->cookie,
-                           &o->value,   &o->wall_ns, &o->held,  &o->applied};
+    uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch, &o->worker,  &o->cookie,
+                           &o->value,   &o->wall_ns, &o->held,  &o->applied, &o->content};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         *numbers[i] = random_next(s);
     o->phase = (enum refit_phase)rnd(s, REFIT_N_PHASES);
@@ -374,6 +377,8 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
                    ev->attached.rank, ev->attached.receive, ev->attached.accept_automatically,
                    ev->attached.live, ev->attached.shadow, ev->attached.torn,
                    ev->attached.waits_for);
+        buf_printf(b, "%" PRIu64 " %" PRIu64 " %d ", ev->attached.uncommitted,
+                   ev->attached.uncommitted_content, ev->attached.tells_memory);
         say_hex(b, r->layout, 16);
         buf_printf(b, "%u %d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, r->device, r->pid,
                    r->segment_bytes, r->live_fold, r->shadow_fold, r->opened);
@@ -465,8 +470,8 @@ static void say_order(struct buf *b, const struct node_order *o, uint64_t shift)
     buf_printf(b, "order %d '%s' ", o->type, o->model);
     buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " ",
                o->version, o->attempt, o->epoch, o->worker, o->cookie, o->value);
-    buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %d %d %d '%s' ", o->wall_ns, o->held,
-               o->applied, o->phase, o->tell, o->code, o->text);
+    buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %d %d %d '%s' ", o->wall_ns,
+               o->content, o->held, o->applied, o->phase, o->tell, o->code, o->text);
     if (o->type != NODE_ORDER_PREPARE)
         return;
     buf_printf(b, "deadline %" PRIu64 " %u ", moved(o->deadline_ns, shift), o->transfer_timeout_ms);

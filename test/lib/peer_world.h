@@ -252,7 +252,7 @@ static int world_open_link(uv_loop_t *loop, const struct rpc_link_options *optio
 
 static struct peer_options world_options(uint32_t me)
 {
-    return (struct peer_options){.loop = &world->loop,
+    return (struct peer_options){.loop = world != NULL ? &world->loop : NULL,
                                  .nodes = world_list,
                                  .n_nodes = WORLD_NODES,
                                  .me = me,
