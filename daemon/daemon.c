@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "rpc/rpc.h"
-#include "service/api.h"
+#include "service/front.h"
 #include "service/service.h"
 
 #include "base/banned.h"
@@ -30,6 +30,7 @@ struct daemon {
     const struct config *config;
     struct service *service;
     struct rpc_server *server;
+    struct rpc_method *methods; /* owned; for as long as the server lives */
     bool stopping, failed;
 };
 
@@ -84,14 +85,22 @@ static void on_ledger_failed(void *arg)
     stop(d);
 }
 
+/* On the node's own address in [cluster], besides what [daemon] says. */
 static int server_start(struct daemon *d, struct err *e)
 {
     const struct config *c = d->config;
+    const struct rpc_tls_files tls = {c->tls_ca, c->tls_certificate, c->tls_key};
+    bool secure = c->tls_ca[0] != '\0';
+    const struct rpc_address address = {c->n_nodes > 0 ? c->nodes[c->me].address : NULL, secure};
     size_t n;
-    const struct rpc_method *methods = api_methods(&n);
+    int r = front_methods(c, &d->methods, &n, e);
     struct rpc_server_options options = {.unix_path = c->socket,
                                          .unix_mode = c->socket_mode,
                                          .tcp_address = c->tcp[0] != '\0' ? c->tcp : NULL,
+                                         .addresses = &address,
+                                         .n_addresses = c->n_nodes > 0,
+                                         .tls = secure ? &tls : NULL,
+                                         .insecure_network = c->insecure_network && !secure,
                                          .keepalive_ms = 1000,
                                          .keepalive_timeout_ms = 2000,
                                          .max_queued_messages = 1024,
@@ -101,7 +110,7 @@ static int server_start(struct daemon *d, struct err *e)
                                              (size_t)(rs_descriptor_set_end - rs_descriptor_set),
                                          .identify = service_identify,
                                          .context = d->service};
-    return rpc_server_start(&d->loop, &options, methods, n, &d->server, e);
+    return r != 0 ? r : rpc_server_start(&d->loop, &options, d->methods, n, &d->server, e);
 }
 
 static void first_line(const struct daemon *d)
@@ -112,6 +121,11 @@ static void first_line(const struct daemon *d)
         (void)snprintf(tcp, sizeof tcp, ", tcp port %u", rpc_server_port(d->server));
     log_info("reshardd serves: node %s, backend %s, devices %u, domains %s, socket %s%s", c->node,
              c->backend, c->devices, c->domains[0] != '\0' ? c->domains : "one", c->socket, tcp);
+    if (c->n_nodes > 0)
+        log_info("cluster: %u nodes, coordinator %s at %s, this one at %s, data at %s, %s",
+                 c->n_nodes, c->coordinator, c->nodes[c->coordinator_index].address,
+                 c->nodes[c->me].address, c->data_address,
+                 c->tls_ca[0] != '\0' ? "TLS both ways" : "no TLS");
 }
 
 static void signals_watch(struct daemon *d)
@@ -178,6 +192,7 @@ int daemon_run(const struct config *config)
         else
             log_info("stopped");
     }
+    mem_free(d.methods);
     int left = uv_loop_close(&d.loop);
     if (left != 0)
         log_error("handles were left open: %s", uv_strerror(left));

@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "refit/refit.h"
+#include "service/roles.h"
 
 #include "base/banned.h"
 
@@ -454,7 +455,7 @@ int config_check(struct config *c, struct err *e)
         r = choice_check("strategy", c->strategy, "reshard", "direct", "gather-broadcast", e);
     if (r != 0)
         return r;
-    if ((r = config_cluster_check(c, e)) != 0)
+    if ((r = config_cluster_check(c, e)) != 0 || (r = roles_config_check(c, e)) != 0)
         return r;
     if (strcmp(c->backend, "cuda") == 0)
         return err_set(e, RS_EUNIMPL, "backend: cuda is not built in this version; use host");

@@ -68,7 +68,7 @@ struct config {
     bool insecure_network; /* plain TCP beyond loopback */
     uint32_t lease_ms, beat_ms;
 
-    /* [roles]: certificate names with `*`, and "uid:N" for local clients; space separated */
+    /* [roles] (roles.h): certificate names with `*`, and "uid:N" for local clients; space separated */
     char trainer[CONFIG_MAX_ROLE], inference[CONFIG_MAX_ROLE], operator[CONFIG_MAX_ROLE],
         peer[CONFIG_MAX_ROLE];
 
