@@ -154,6 +154,7 @@ int api_order_fill(struct api_order *to, const struct node_order *from, uint64_t
     m->value = from->value;
     m->wall_ns = from->wall_ns;
     m->content = from->content;
+    m->data_plane = from->data_plane;
     m->held = from->held;
     m->applied = from->applied;
     m->phase = (Reshard__V1__Phase)from->phase;
@@ -387,6 +388,7 @@ int api_order_read(const Reshard__V1__NodeOrder *from, uint64_t now_ns, struct f
     to->value = from->value;
     to->wall_ns = from->wall_ns;
     to->content = from->content;
+    to->data_plane = from->data_plane;
     to->held = from->held;
     to->applied = from->applied;
     to->phase = (enum refit_phase)from->phase;

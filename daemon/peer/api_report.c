@@ -110,6 +110,7 @@ static void part_fill(struct api_report *a, const struct node_report *r, uint64_
     to->sources_read_age_ns = api_age(ev->node.sources_read_ns, now_ns);
     to->verified_age_ns = api_age(ev->node.verified_ns, now_ns);
     to->data_port = r->data_port;
+    to->data_plane = ev->node.data_plane;
     folds_fill(to, r, s);
 }
 
@@ -386,6 +387,7 @@ static int part_read(const Reshard__V1__PartEvent *from, uint64_t now_ns, struct
     ev->node.sources_read_ns = api_time_of_age(from->sources_read_age_ns, now_ns);
     ev->node.verified_ns = api_time_of_age(from->verified_age_ns, now_ns);
     f->report.data_port = (uint16_t)from->data_port;
+    ev->node.data_plane = from->data_plane;
     return folds_read(from, f, e);
 }
 _Static_assert(REFIT_EV_NODE_LOST - REFIT_EV_PREPARED == 6, "PartEvent's types stand in a row");

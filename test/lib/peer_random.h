@@ -86,6 +86,7 @@ static void rnd_node_event(uint64_t *s, struct pool *pool, struct node_report *r
     ev->node.text = rnd_text(s, pool);
     ev->node.worker = random_next(s);
     ev->node.committed = random_next(s);
+    ev->node.data_plane = random_next(s);
     rnd_bytes(s, &ev->node.bytes, sizeof ev->node.bytes);
     ev->node.first_byte_ns = rnd_past(s);
     ev->node.last_byte_ns = rnd_past(s);
@@ -258,8 +259,9 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
 {
     *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_EVICT))};
     o->model = rnd_text(s, pool);
-    uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch, &o->worker,  &o->cookie,
-                           &o->value,   &o->wall_ns, &o->held,  &o->applied, &o->content};
+    uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch,     &o->worker,
+                           &o->cookie,  &o->value,   &o->wall_ns,   &o->held,
+                           &o->applied, &o->content, &o->data_plane};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         *numbers[i] = random_next(s);
     o->phase = (enum refit_phase)rnd(s, REFIT_N_PHASES);
@@ -413,8 +415,9 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
                    ev->mark.worker);
         break;
     default:
-        buf_printf(b, "%" PRIu64 " %d '%s' %" PRIu64 " %" PRIu64 " ", ev->node.attempt,
-                   ev->node.code, ev->node.text, ev->node.worker, ev->node.committed);
+        buf_printf(b, "%" PRIu64 " %d '%s' %" PRIu64 " %" PRIu64 " %" PRIu64 " ", ev->node.attempt,
+                   ev->node.code, ev->node.text, ev->node.worker, ev->node.committed,
+                   ev->node.data_plane);
         say_hex(b, &ev->node.bytes, sizeof ev->node.bytes);
         buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " port %u folds %u ",
                    moved(ev->node.first_byte_ns, shift), moved(ev->node.last_byte_ns, shift),
@@ -470,6 +473,7 @@ static void say_order(struct buf *b, const struct node_order *o, uint64_t shift)
     buf_printf(b, "order %d '%s' ", o->type, o->model);
     buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " ",
                o->version, o->attempt, o->epoch, o->worker, o->cookie, o->value);
+    buf_printf(b, "%" PRIu64 " ", o->data_plane);
     buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %d %d %d '%s' ", o->wall_ns,
                o->content, o->held, o->applied, o->phase, o->tell, o->code, o->text);
     if (o->type != NODE_ORDER_PREPARE)
