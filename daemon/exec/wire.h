@@ -240,7 +240,8 @@ struct wire_stats {
     uint64_t connected;   /* made so far, both ways */
 };
 
-/* The body of QUIESCED, where the attempt was here and had started; fd 0: u64 [n_holds], then u8
+/* The body of QUIESCED, where the attempt was here and had started (one that was answered STAGED is
+ * not: all of its holds have landed, with the fingerprints that STAGED told); fd 0: u64 [n_holds], then u8
  * [n_holds] enum wire_landed. The u64 is the fingerprint of a destination hold that is WIRE_READ,
  * else 0. What is marked may be told as held in the next PREPARE of the same content. */
 struct wire_quiesced {

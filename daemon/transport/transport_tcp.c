@@ -276,13 +276,14 @@ static void run_group_messages(struct tcp_group *g)
     struct tcp_port *port = g->port;
     for (unsigned i = 1; !group_over(g); i++) {
         bool moved = pump(port);
-        if (group_over(g) || (moved && i % PUMPS_PER_LOOK != 0))
-            continue;
-        if (moved)
-            port->next_due_ns = 0; /* don't wait */
-        wait_for_events(port);
-        tcp_port_adopt(port);
-        tick_if_due(port);
+        if (!group_over(g) && (!moved || i % PUMPS_PER_LOOK == 0)) {
+            if (moved)
+                port->next_due_ns = 0; /* don't wait */
+            wait_for_events(port);
+            tcp_port_adopt(port);
+        }
+        if (!group_over(g))
+            tick_if_due(port); /* so that a peer hears of us in the middle of a long message */
     }
 }
 
