@@ -19,7 +19,13 @@
 #include "transport/tcp_frame.h"
 #include "transport/transport.h"
 
-enum { EPOCH = 9, MAX_DEVICES = 4, SILENCE_MS = 250 };
+/* Sanitized binaries are slower, threads of theirs may sleep longer than they are to. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SILENCE_MS = 1000 };
+#else
+enum { SILENCE_MS = 250 };
+#endif
+enum { EPOCH = 9, MAX_DEVICES = 4 };
 
 /* A data plane: an endpoint, and a transport in which some devices are here. */
 struct plane {
@@ -470,7 +476,8 @@ START_TEST(no_chunk_is_read_or_sent_once_the_lease_is_over)
             (void)poll(NULL, 0, 1);
         fence_prolong(at_sender ? &x.a.fence : &x.b.fence, 1);
         ck_assert_int_eq(waited_status(at_sender ? &ws : &wr), RS_EDEADLINE);
-        memcpy(copy, landed, BYTES);
+        if (!at_sender)
+            memcpy(copy, landed, BYTES);
         fence_prolong(at_sender ? &x.a.fence : &x.b.fence, UINT64_MAX);
         ck_assert_uint_lt(transport_counters(x.a.t, 0).network_sent_bytes, BYTES);
         if (!at_sender) {
