@@ -43,7 +43,7 @@ void nodes_look(const struct coordinator *c, uint32_t node, struct peer_view *re
         .incarnation = s->incarnation,
         .n_devices = s->config->devices,
         .domain_of_device = (const char *const *)c->own_domains,
-        .data_address = "",
+        .data_address = s->config->data_address,
         .release = RESHARD_RELEASE,
         .why = "",
     };
