@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/random.h"
 #include "service/part.h"
 
 #include "base/banned.h"
@@ -17,13 +16,22 @@ struct model *model_find(struct service *s, const char *name)
     return NULL;
 }
 
+/* FNV-1a. Data planes of different nodes tell models by it, so it is the same on each. */
+static uint64_t name_hash(const char *name)
+{
+    uint64_t h = UINT64_C(14695981039346656037);
+    for (; *name != '\0'; name++)
+        h = (h ^ (uint8_t)*name) * UINT64_C(1099511628211);
+    return h != 0 ? h : 1; /* 0: not about a model */
+}
+
 static struct model *model_new(struct service *s, const char *name)
 {
     struct model *m = mem_zalloc(sizeof *m);
     if (m == NULL)
         return NULL;
     m->service = s;
-    m->id = random_id();
+    m->id = name_hash(name);
     queue_init(&m->polls);
     m->name = mem_strdup(name);
     if (m->name != NULL)
