@@ -59,6 +59,9 @@ void plan_free(struct plan *p)
     mem_free(p->members.at);
     mem_free(p->groups.at);
     mem_free(p->runs.at);
+    mem_free(p->batches.at);
+    mem_free(p->batch_runs.at);
+    mem_free(p->bundles.at);
     mem_free(p->edges.at);
     mem_free(p->leg_edges.at);
     mem_free(p->legs.at);

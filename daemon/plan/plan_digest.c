@@ -118,7 +118,10 @@ static void put_moves(struct digest *d, const struct plan *p)
     }
     for (size_t i = 0; i < p->edges.n; i++) {
         const struct plan_edge *x = &p->edges.at[i];
-        put2(d, x->run, x->parent);
+        const struct plan_batch *b = &p->batches.at[x->first_batch];
+        put2(d, p->batch_runs.at[b->first_run], x->parent);
+        if (b->n_runs > 1 || x->n_batches > 1)
+            put2(d, b->n_runs, x->n_batches);
         put2(d, x->from, x->to);
         put2(d, x->taker, x->leg);
     }

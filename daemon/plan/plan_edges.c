@@ -1,4 +1,4 @@
-/* Edges: what crosses from one site to another, for each run, parents before children.
+/* Edges: what crosses from one site to another, for each bundle, parents before children.
  *
  * For reshard: the network transfers that ingest and senders decided (those from holders first,
  * then the relays), then one per further site of the domain. For direct: one per taker that no
@@ -23,30 +23,67 @@ static int add_edge(struct plan *p, struct plan_edge *edge)
     edge->depth = (uint8_t)(parent == NULL ? 1 : parent->depth + 1);
     edge->hops = (uint8_t)((parent == NULL ? 0 : parent->hops) + (edge->tier == TIER_NETWORK));
     p->edges.at[p->edges.n++] = *edge;
-    p->runs.at[edge->run].n_edges++;
     return 0;
 }
 
+static uint32_t least(const struct plan *p, uint32_t first, uint32_t n, const uint64_t *load);
+
+/* The need's batches, each from a holder of its own. */
+static int holder_edges(struct edger *g, const struct need *x)
+{
+    struct plan *p = g->p;
+    const struct plan_bundle *u = &p->bundles.at[x->bundle];
+    int r = 0;
+    for (uint32_t b = u->first_batch; b < u->first_batch + u->n_batches && r == 0; b++) {
+        const struct set *source = &p->sets.at[p->batches.at[b].source];
+        uint32_t from = g->n->batch_from[b];
+        g->n->batch_from[b] = NONE32; /* once; a further need has its sends where there is least */
+        if (from == NONE32) {
+            from = least(p, source->first, source->n, p->egress);
+            p->egress[from] += p->batches.at[b].bytes;
+        }
+        struct plan_edge edge = {.first_batch = b,
+                                 .n_batches = 1,
+                                 .from = from,
+                                 .to = x->device,
+                                 .parent = NONE32,
+                                 .taker = NONE32,
+                                 .tier = TIER_NETWORK,
+                                 .staging = x->staging};
+        r = add_edge(p, &edge);
+    }
+    return r;
+}
+
+static struct plan_edge bundle_edge(const struct plan *p, uint32_t bundle)
+{
+    const struct plan_bundle *u = &p->bundles.at[bundle];
+    return (struct plan_edge){
+        .first_batch = u->first_batch, .n_batches = u->n_batches, .taker = NONE32};
+}
+
 /* Those that take `hops` hops to arrive; false in *ret_more where none takes more. */
-static int need_edges(struct edger *g, uint32_t run, uint8_t hops, bool *ret_more)
+static int need_edges(struct edger *g, uint32_t bundle, uint8_t hops, bool *ret_more)
 {
     int r = 0;
     *ret_more = false;
-    uint32_t batch = g->p->runs.at[run].batch;
-    for (uint32_t i = g->n->first_of_batch[batch]; i < g->n->first_of_batch[batch + 1] && r == 0;
-         i++) {
+    for (uint32_t i = g->n->first_of_bundle[bundle];
+         i < g->n->first_of_bundle[bundle + 1] && r == 0; i++) {
         const struct need *x = &g->n->v.at[i];
         *ret_more = *ret_more || x->hops > hops;
         if (x->hops != hops)
             continue;
-        struct plan_edge edge = {.run = run,
-                                 .from = x->from,
-                                 .to = x->device,
-                                 .parent = x->via != NONE32 ? g->edge_of_need[x->via] : NONE32,
-                                 .taker = NONE32,
-                                 .tier = TIER_NETWORK,
-                                 .staging = x->staging};
         g->edge_of_need[i] = (uint32_t)g->p->edges.n;
+        if (x->from == EACH_HOLDER) {
+            r = holder_edges(g, x);
+            continue;
+        }
+        struct plan_edge edge = bundle_edge(g->p, bundle);
+        edge.from = x->from;
+        edge.to = x->device;
+        edge.parent = x->via != NONE32 ? g->edge_of_need[x->via] : NONE32;
+        edge.tier = TIER_NETWORK;
+        edge.staging = x->staging;
         r = add_edge(g->p, &edge);
     }
     return r;
@@ -63,18 +100,17 @@ static uint32_t least(const struct plan *p, uint32_t first, uint32_t n, const ui
     return best;
 }
 
-/* The takers [first, first + n) of one site get the run from `from` in their domain. */
-static int site_edge(struct edger *g, uint32_t run, uint32_t from, uint32_t parent, uint32_t first,
-                     uint32_t n)
+/* The takers [first, first + n) of one site get the bundle from `from` in their domain. */
+static int site_edge(struct edger *g, uint32_t bundle, uint32_t from, uint32_t parent,
+                     uint32_t first, uint32_t n)
 {
-    struct plan_edge edge = {.run = run,
-                             .from = from,
-                             .to = least(g->p, first, n, g->n->domain_ingress),
-                             .parent = parent,
-                             .taker = NONE32,
-                             .tier = TIER_DOMAIN};
-    g->n->domain_ingress[edge.to] += g->p->runs.at[run].bytes;
-    g->n->domain_egress[edge.from] += g->p->runs.at[run].bytes;
+    struct plan_edge edge = bundle_edge(g->p, bundle);
+    edge.from = from;
+    edge.to = least(g->p, first, n, g->n->domain_ingress);
+    edge.parent = parent;
+    edge.tier = TIER_DOMAIN;
+    g->n->domain_ingress[edge.to] += g->p->bundles.at[bundle].bytes;
+    g->n->domain_egress[edge.from] += g->p->bundles.at[bundle].bytes;
     return add_edge(g->p, &edge);
 }
 
@@ -104,13 +140,14 @@ static bool site_holds(const struct plan *p, uint32_t first, uint32_t n, uint32_
     return false;
 }
 
-/* Fan-out inside the domains that the run's takers sit in. */
-static int domain_edges(struct edger *g, uint32_t run)
+/* Fan-out inside the domains that the bundle's takers sit in. Where it has several batches no domain holds any of
+ * them, so the first one's holders stand for all. */
+static int domain_edges(struct edger *g, uint32_t bundle)
 {
     struct plan *p = g->p;
-    const struct plan_group *group = &p->groups.at[p->runs.at[run].group];
-    const struct set *takers = &p->sets.at[group->takers], *source = &p->sets.at[group->source];
-    uint32_t need = g->n->first_of_batch[g->p->runs.at[run].batch], held = 0;
+    const struct plan_batch *batch = &p->batches.at[p->bundles.at[bundle].first_batch];
+    const struct set *takers = &p->sets.at[batch->takers], *source = &p->sets.at[batch->source];
+    uint32_t need = g->n->first_of_bundle[bundle], held = 0;
     int r = 0;
     for (uint32_t i = 0, n; i < takers->n && r == 0; i += n) {
         uint32_t domain = p->ends.at[takers->first + i].domain;
@@ -128,18 +165,20 @@ static int domain_edges(struct edger *g, uint32_t run)
                 continue;
             uint32_t from =
                 inside ? least(p, source->first + held, n_held, g->n->domain_egress) : x->device;
-            r = site_edge(g, run, from, inside ? NONE32 : g->edge_of_need[need], takers->first + k,
-                          m);
+            r = site_edge(g, bundle, from, inside ? NONE32 : g->edge_of_need[need],
+                          takers->first + k, m);
         }
         need += inside ? 0 : 1;
     }
     return r;
 }
 
-static int direct_edge(struct edger *g, uint32_t run, uint32_t end)
+static int direct_edge(struct edger *g, uint32_t bundle, uint32_t end)
 {
     struct plan *p = g->p;
-    const struct set *source = &p->sets.at[p->groups.at[p->runs.at[run].group].source];
+    uint64_t bytes = p->bundles.at[bundle].bytes;
+    const struct plan_batch *batch = &p->batches.at[p->bundles.at[bundle].first_batch];
+    const struct set *source = &p->sets.at[batch->source];
     const struct end *taker = &p->ends.at[end];
     uint32_t first = 0;
     while (first < source->n && p->ends.at[source->first + first].domain < taker->domain)
@@ -151,33 +190,36 @@ static int direct_edge(struct edger *g, uint32_t run, uint32_t end)
         return 0;
     uint64_t *egress = inside ? g->n->domain_egress : p->egress;
     uint64_t *ingress = inside ? g->n->domain_ingress : p->ingress;
-    struct plan_edge edge = {.run = run,
-                             .from = least(p, first, n, egress),
-                             .to = taker->device,
-                             .parent = NONE32,
-                             .taker = end,
-                             .tier = inside ? TIER_DOMAIN : TIER_NETWORK};
-    egress[edge.from] += p->runs.at[run].bytes;
-    ingress[edge.to] += p->runs.at[run].bytes;
+    struct plan_edge edge = bundle_edge(p, bundle);
+    edge.from = least(p, first, n, egress);
+    edge.to = taker->device;
+    edge.parent = NONE32;
+    edge.taker = end;
+    edge.tier = inside ? TIER_DOMAIN : TIER_NETWORK;
+    egress[edge.from] += bytes;
+    ingress[edge.to] += bytes;
     return add_edge(p, &edge);
 }
 
-static int run_edges(struct edger *g, uint32_t run)
+static int bundle_edges(struct edger *g, uint32_t bundle)
 {
     struct plan *p = g->p;
-    const struct plan_group *group = &p->groups.at[p->runs.at[run].group];
-    p->runs.at[run].first_edge = (uint32_t)p->edges.n;
+    struct plan_bundle *u = &p->bundles.at[bundle];
+    bool more = bundle < g->n->n_reshard;
     int r = 0;
-    if (p->classes.at[group->class].strategy == PLAN_DIRECT) {
-        const struct set *takers = &p->sets.at[group->takers];
+    u->first_edge = (uint32_t)p->edges.n;
+    if (more) {
+        for (uint8_t hops = 1; more && r == 0; hops++)
+            r = need_edges(g, bundle, hops, &more);
+        if (r == 0)
+            r = domain_edges(g, bundle);
+    } else {
+        const struct set *takers = &p->sets.at[p->batches.at[u->first_batch].takers];
         for (uint32_t i = 0; i < takers->n && r == 0; i++)
-            r = direct_edge(g, run, takers->first + i);
-        return r;
+            r = direct_edge(g, bundle, takers->first + i);
     }
-    bool more = true;
-    for (uint8_t hops = 1; more && r == 0; hops++)
-        r = need_edges(g, run, hops, &more);
-    return r == 0 ? domain_edges(g, run) : r;
+    u->n_edges = (uint32_t)p->edges.n - u->first_edge;
+    return r;
 }
 
 int plan_edges(struct plan *p, struct needs *n, struct err *e)
@@ -185,8 +227,11 @@ int plan_edges(struct plan *p, struct needs *n, struct err *e)
     struct edger g = {.p = p, .n = n};
     g.edge_of_need = mem_alloc((n->v.n + 1) * sizeof *g.edge_of_need);
     int r = g.edge_of_need == NULL ? RS_ENOMEM : vec_reserve(&p->edges, n->v.n);
-    for (uint32_t i = 0; i < p->runs.n && r == 0; i++)
-        r = run_edges(&g, i);
+    for (uint32_t i = 0; i < p->runs.n && r == 0; i++) {
+        uint32_t bundle = p->batches.at[p->runs.at[i].batch].bundle;
+        if (p->bundles.at[bundle].first_edge == NONE32) /* in the order of their first runs */
+            r = bundle_edges(&g, bundle);
+    }
     mem_free(g.edge_of_need);
     if (r != 0)
         return err_set(e, r, r == RS_ENOMEM ? "out of memory" : "more than 2^31 transfers of runs");

@@ -52,21 +52,22 @@ static uint8_t local_tier(uint32_t a, uint32_t b)
 }
 
 /* The edge's own hop, then the further takers of the receiving site. */
-static int edge_hops(const struct plan *p, const struct plan_group *g, uint32_t edge,
-                     struct hops *h)
+static int edge_hops(const struct plan *p, const struct plan_run *r, uint32_t edge, struct hops *h)
 {
     const struct plan_edge *e = &p->edges.at[edge];
-    const struct set *takers = &p->sets.at[g->takers], *source = &p->sets.at[g->source];
+    const struct plan_batch *b = &p->batches.at[r->batch];
+    const struct set *takers = &p->sets.at[b->takers], *source = &p->sets.at[b->source];
+    uint32_t first_edge = p->bundles.at[b->bundle].first_edge;
     bool relayed = e->parent != NONE32;
-    uint32_t first_edge = p->runs.at[e->run].first_edge;
-    struct hop hop = {.from = end_on(p, relayed ? takers : source, e->from),
-                      .to = e->taker,
-                      .from_device = e->from,
-                      .to_device = e->to,
-                      .edge = edge,
-                      .after = relayed ? h->of_edge.at[e->parent - first_edge] : NONE32,
-                      .from_side = relayed ? SIDE_DESTINATION : SIDE_SOURCE,
-                      .tier = e->tier};
+    struct hop hop = {
+        .from = end_on(p, relayed ? takers : source, e->from),
+        .to = e->taker,
+        .from_device = e->from,
+        .to_device = e->to,
+        .edge = edge,
+        .after = relayed ? h->of_edge.at[plan_edge_parent(p, e, r->batch) - first_edge] : NONE32,
+        .from_side = relayed ? SIDE_DESTINATION : SIDE_SOURCE,
+        .tier = e->tier};
     h->of_edge.at[edge - first_edge] = (uint32_t)h->v.n;
     if (e->taker != NONE32)
         return add_hop(h, hop);
@@ -74,10 +75,11 @@ static int edge_hops(const struct plan *p, const struct plan_group *g, uint32_t 
         n = set_site(p, takers, p->topology->devices[e->to].domain, p->device_site[e->to], &first);
     hop.to = e->staging ? NONE32 : on_device(p, first, n, e->to);
     uint32_t own = hop.to, parent = (uint32_t)h->v.n;
-    int r = add_hop(h, hop);
-    for (uint32_t i = first; i < first + n && r == 0; i++)
+    int result = add_hop(h, hop);
+    for (uint32_t i = first; i < first + n && result == 0; i++)
         if (i != own)
-            r = add_hop(h, (struct hop){.from = own,
+            result =
+                add_hop(h, (struct hop){.from = own,
                                         .to = i,
                                         .from_device = e->to,
                                         .to_device = p->ends.at[i].device,
@@ -85,7 +87,7 @@ static int edge_hops(const struct plan *p, const struct plan_group *g, uint32_t 
                                         .after = parent,
                                         .from_side = e->staging ? SIDE_STAGING : SIDE_DESTINATION,
                                         .tier = local_tier(e->to, p->ends.at[i].device)});
-    return r;
+    return result;
 }
 
 /* Takers whose own site has a holder: from their own device if it holds, else spread over the
@@ -121,9 +123,13 @@ int plan_run_hops(const struct plan *p, uint32_t run, struct hops *h)
     const struct plan_run *r = &p->runs.at[run];
     const struct plan_group *g = &p->groups.at[r->group];
     h->v.n = 0;
-    int result = vec_reserve(&h->of_edge, r->n_edges);
-    for (uint32_t i = 0; i < r->n_edges && result == 0; i++)
-        result = edge_hops(p, g, r->first_edge + i, h);
+    const struct plan_bundle *b = &p->bundles.at[p->batches.at[r->batch].bundle];
+    int result = vec_reserve(&h->of_edge, b->n_edges);
+    for (uint32_t i = b->first_edge; i < b->first_edge + b->n_edges && result == 0; i++) {
+        const struct plan_edge *e = &p->edges.at[i];
+        if (r->batch - e->first_batch < e->n_batches)
+            result = edge_hops(p, r, i, h);
+    }
     return result == 0 ? site_hops(p, g, run, h) : result;
 }
 

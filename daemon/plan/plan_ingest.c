@@ -1,6 +1,7 @@
-/* Batches, who needs them, and ingest: each domain on its own, which destination device takes each batch in.
+/* Batches and bundles, who needs them, and ingest: each domain on its own, which destination device takes each bundle
+ * in.
  *
- * Batches with one taker have no choice and come first; the others follow, largest first, each to its
+ * Bundles with one taker have no choice and come first; the others follow, largest first, each to its
  * emptiest taker. Where that is full (by the lower bound), the emptiest destination device of the
  * takers' site may take it into staging; it writes the takers' memory from there, so it must reach
  * all of them by copies. */
@@ -15,63 +16,147 @@ enum { SLACK_SHIFT = 6 };
 
 /* --- needs ------------------------------------------------------------------------------------ */
 
-/* Groups by (source, takers). */
-static int order_groups(const struct plan *p, uint32_t *ret_order)
+/* Groups by (source, takers), or by (takers, source). */
+static int order_groups(const struct plan *p, bool takers_first, uint32_t *ret_order)
 {
-    uint32_t n = (uint32_t)p->groups.n;
+    uint32_t n = (uint32_t)p->groups.n, n_sets = (uint32_t)p->sets.n;
     uint32_t *key = mem_alloc((n + 1U) * sizeof *key);
     uint32_t *order = mem_alloc((n + 1U) * sizeof *order);
     int r = key == NULL || order == NULL ? RS_ENOMEM : 0;
     for (uint32_t i = 0; r == 0 && i < n; i++)
-        key[i] = p->groups.at[i].takers;
+        key[i] = takers_first ? p->groups.at[i].source : p->groups.at[i].takers;
     if (r == 0)
-        r = sort_count(key, NULL, n, (uint32_t)p->sets.n, order);
+        r = sort_count(key, NULL, n, n_sets, order);
     for (uint32_t i = 0; r == 0 && i < n; i++)
-        key[i] = p->groups.at[i].source;
+        key[i] = takers_first ? p->groups.at[i].takers : p->groups.at[i].source;
     if (r == 0)
-        r = sort_count(key, order, n, (uint32_t)p->sets.n, ret_order);
+        r = sort_count(key, order, n, n_sets, ret_order);
     mem_free(key);
     mem_free(order);
     return r;
 }
 
-/* The run joins the batch before it where that has the same sets and room. */
-static int add_to_batch(struct plan *p, struct needs *n, uint32_t run)
+static int open_batch(struct plan *p, const struct plan_group *g)
 {
-    const struct plan_group *g = &p->groups.at[p->runs.at[run].group];
-    uint64_t bytes = p->runs.at[run].bytes;
-    const struct batch *last = n->batches.n == 0 ? NULL : &n->batches.at[n->batches.n - 1];
-    if (last == NULL || last->source != g->source || last->takers != g->takers ||
-        last->bytes + bytes > plan_leg_bytes(p)) {
-        if (vec_reserve(&n->batches, n->batches.n + 1) != 0)
-            return RS_ENOMEM;
-        n->batches.at[n->batches.n++] = (struct batch){g->source, g->takers, 0};
-    }
-    n->batches.at[n->batches.n - 1].bytes += bytes;
-    p->runs.at[run].batch = (uint32_t)n->batches.n - 1;
+    if (vec_reserve(&p->batches, p->batches.n + 1) != 0)
+        return RS_ENOMEM;
+    p->batches.at[p->batches.n++] = (struct plan_batch){
+        .source = g->source, .takers = g->takers, .first_run = (uint32_t)p->batch_runs.n};
     return 0;
 }
 
-static int make_batches(struct plan *p, struct needs *n)
+/* The run joins the batch before it where that has the same sets and room. */
+static int add_to_batch(struct plan *p, uint32_t run, bool alone)
 {
-    uint32_t *order = mem_alloc((p->groups.n + 1) * sizeof *order);
-    int r = order == NULL ? RS_ENOMEM : order_groups(p, order);
-    for (uint32_t i = 0; i < p->runs.n; i++)
-        p->runs.at[i].batch = NONE32;
+    struct plan_run *r = &p->runs.at[run];
+    const struct plan_group *g = &p->groups.at[r->group];
+    const struct plan_batch *last = p->batches.n == 0 ? NULL : &p->batches.at[p->batches.n - 1];
+    if (alone || last == NULL || last->source != g->source || last->takers != g->takers ||
+        last->bytes + r->bytes > plan_leg_bytes(p))
+        if (open_batch(p, g) != 0)
+            return RS_ENOMEM;
+    if (vec_reserve(&p->batch_runs, p->batch_runs.n + 1) != 0)
+        return RS_ENOMEM;
+    struct plan_batch *b = &p->batches.at[p->batches.n - 1];
+    r->batch = (uint32_t)p->batches.n - 1;
+    r->offset = b->bytes;
+    b->bytes += r->bytes;
+    b->n_runs++;
+    p->batch_runs.at[p->batch_runs.n++] = run;
+    return 0;
+}
+
+/* True where a holder sits in a domain that a taker sits in. */
+static bool held_beside(const struct plan *p, const struct plan_batch *b)
+{
+    const struct set *s = &p->sets.at[b->source], *t = &p->sets.at[b->takers];
+    uint32_t i = 0, k = 0;
+    while (i < s->n && k < t->n) {
+        uint32_t x = p->ends.at[s->first + i].domain, y = p->ends.at[t->first + k].domain;
+        if (x == y)
+            return true;
+        i += x < y;
+        k += y < x;
+    }
+    return false;
+}
+
+/* A batch is a bundle of its own, or (`together`) joins the one before it where that has the same takers and room, and
+ * no domain holds a part of it. */
+static int add_to_bundle(struct plan *p, uint32_t batch, bool together)
+{
+    struct plan_batch *b = &p->batches.at[batch];
+    struct plan_bundle *u = p->bundles.n == 0 ? NULL : &p->bundles.at[p->bundles.n - 1];
+    const struct plan_batch *first = u == NULL ? NULL : &p->batches.at[u->first_batch];
+    if (!together || u == NULL || first->takers != b->takers ||
+        u->bytes + b->bytes > plan_leg_bytes(p) || held_beside(p, b) || held_beside(p, first)) {
+        if (vec_reserve(&p->bundles, p->bundles.n + 1) != 0)
+            return RS_ENOMEM;
+        u = &p->bundles.at[p->bundles.n++];
+        *u = (struct plan_bundle){.first_batch = batch, .first_edge = NONE32};
+    }
+    b->bundle = (uint32_t)p->bundles.n - 1;
+    b->offset = u->bytes;
+    u->bytes += b->bytes;
+    u->n_batches++;
+    return 0;
+}
+
+static int batch_strategy(struct plan *p, const uint32_t *order, enum plan_strategy strategy)
+{
+    int r = 0;
     for (uint32_t i = 0; i < p->groups.n && r == 0; i++) {
-        const struct plan_group *g = &p->groups.at[order[i]];
-        if (p->classes.at[g->class].strategy != PLAN_RESHARD)
+        const struct plan_group *g = &p->groups.at[order == NULL ? i : order[i]];
+        if (p->classes.at[g->class].strategy != strategy)
             continue;
         for (uint32_t k = g->first_run; k < g->first_run + g->n_runs && r == 0; k++)
-            r = add_to_batch(p, n, k);
+            r = add_to_batch(p, k, strategy == PLAN_DIRECT);
+    }
+    return r;
+}
+
+/* Those of the strategy reshard first. */
+static int make_bundles(struct plan *p, struct needs *n, bool together)
+{
+    uint32_t *order = mem_alloc((p->groups.n + 1) * sizeof *order), n_reshard = 0;
+    p->batches.n = p->batch_runs.n = p->bundles.n = 0;
+    int r = order == NULL ? RS_ENOMEM : order_groups(p, together, order);
+    if (r == 0)
+        r = batch_strategy(p, order, PLAN_RESHARD);
+    n_reshard = (uint32_t)p->batches.n;
+    if (r == 0)
+        r = batch_strategy(p, NULL, PLAN_DIRECT);
+    for (uint32_t i = 0; i < p->batches.n && r == 0; i++) {
+        r = add_to_bundle(p, i, together && i < n_reshard);
+        if (i < n_reshard)
+            n->n_reshard = (uint32_t)p->bundles.n;
     }
     mem_free(order);
     return r;
 }
 
-static int add_needs(struct plan *p, struct needs *n, uint32_t batch)
+/* Every taker's domain but those that hold; an upper bound. */
+static uint64_t count_needs(const struct plan *p, const struct needs *n)
 {
-    const struct batch *x = &n->batches.at[batch];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n->n_reshard; i++) {
+        const struct plan_bundle *u = &p->bundles.at[i];
+        const struct set *takers = &p->sets.at[p->batches.at[u->first_batch].takers];
+        for (uint32_t k = 0; k < takers->n; k++)
+            sum += k == 0 ||
+                   p->ends.at[takers->first + k].domain != p->ends.at[takers->first + k - 1].domain;
+        sum += u->n_batches - 1;
+    }
+    return sum;
+}
+
+/* More needs than this are put together in bundles; and more than the second are refused, since each costs some 250
+ * bytes until the plan is made. */
+enum { BUNDLE_FROM = 1 << 18, MOST_NEEDS = 1 << 23 };
+
+static int add_needs(struct plan *p, struct needs *n, uint32_t bundle)
+{
+    const struct plan_batch *x = &p->batches.at[p->bundles.at[bundle].first_batch];
     const struct set *takers = &p->sets.at[x->takers], *source = &p->sets.at[x->source];
     uint32_t at = 0;
     if (vec_reserve(&n->v, n->v.n + takers->n) != 0)
@@ -84,7 +169,7 @@ static int add_needs(struct plan *p, struct needs *n, uint32_t batch)
             at++;
         if (at < source->n && p->ends.at[source->first + at].domain == domain)
             continue;
-        n->v.at[n->v.n++] = (struct need){.batch = batch,
+        n->v.at[n->v.n++] = (struct need){.bundle = bundle,
                                           .domain = domain,
                                           .first_end = begin,
                                           .n_ends = takers->first + i - begin,
@@ -95,17 +180,27 @@ static int add_needs(struct plan *p, struct needs *n, uint32_t batch)
     return 0;
 }
 
-static int order_batches(struct needs *n)
+static int order_bundles(const struct plan *p, struct needs *n)
 {
-    uint32_t n_batches = (uint32_t)n->batches.n;
-    uint64_t *bytes = mem_alloc((n_batches + 1U) * sizeof *bytes);
-    n->order = mem_calloc(n_batches + 1U, sizeof *n->order);
+    uint64_t *bytes = mem_alloc((n->n_reshard + 1U) * sizeof *bytes);
+    n->order = mem_calloc(n->n_reshard + 1U, sizeof *n->order);
     int r = bytes == NULL || n->order == NULL ? RS_ENOMEM : 0;
-    for (uint32_t i = 0; r == 0 && i < n_batches; i++)
-        bytes[i] = n->batches.at[i].bytes;
+    for (uint32_t i = 0; r == 0 && i < n->n_reshard; i++)
+        bytes[i] = p->bundles.at[i].bytes;
     if (r == 0)
-        r = sort_descending(bytes, n_batches, n->order);
+        r = sort_descending(bytes, n->n_reshard, n->order);
     mem_free(bytes);
+    return r;
+}
+
+/* Without relays a bundle would be sent by its holders to every domain, batch by batch, which saves nothing. */
+static int choose_bundles(struct plan *p, struct needs *n)
+{
+    int r = make_bundles(p, n, false);
+    if (r == 0 && p->options.relay && count_needs(p, n) > BUNDLE_FROM)
+        r = make_bundles(p, n, true);
+    if (r == 0 && count_needs(p, n) > MOST_NEEDS)
+        r = RS_EEXHAUSTED;
     return r;
 }
 
@@ -113,22 +208,23 @@ int plan_needs(struct plan *p, struct needs *ret)
 {
     memset(ret, 0, sizeof *ret);
     uint32_t n_devices = p->topology->n_devices;
-    int r = make_batches(p, ret);
+    int r = choose_bundles(p, ret);
     if (r == 0)
-        r = order_batches(ret);
+        r = order_bundles(p, ret);
     if (r != 0)
         return r;
-    ret->first_of_batch = mem_calloc(ret->batches.n + 2, sizeof *ret->first_of_batch);
+    ret->first_of_bundle = mem_calloc(ret->n_reshard + 2U, sizeof *ret->first_of_bundle);
+    ret->batch_from = mem_alloc((p->batches.n + 1) * sizeof *ret->batch_from);
     ret->domain_ingress = mem_calloc(n_devices + 1U, sizeof *ret->domain_ingress);
     ret->domain_egress = mem_calloc(n_devices + 1U, sizeof *ret->domain_egress);
-    if (ret->first_of_batch == NULL || ret->domain_ingress == NULL || ret->domain_egress == NULL)
+    if (ret->first_of_bundle == NULL || ret->batch_from == NULL || ret->domain_ingress == NULL ||
+        ret->domain_egress == NULL)
         return RS_ENOMEM;
-    for (uint32_t i = 0; i < ret->batches.n && r == 0; i++) {
-        ret->first_of_batch[i] = (uint32_t)ret->v.n;
+    memset(ret->batch_from, 0xFF, (p->batches.n + 1) * sizeof *ret->batch_from);
+    for (uint32_t i = 0; i < ret->n_reshard && r == 0; i++) {
+        ret->first_of_bundle[i] = (uint32_t)ret->v.n;
         r = add_needs(p, ret, i);
-        ret->first_of_batch[i + 1] = (uint32_t)ret->v.n;
-        if (ret->v.n > INT32_MAX)
-            r = RS_EEXHAUSTED;
+        ret->first_of_bundle[i + 1] = (uint32_t)ret->v.n;
     }
     return r;
 }
@@ -136,8 +232,8 @@ int plan_needs(struct plan *p, struct needs *ret)
 void needs_close(struct needs *n)
 {
     mem_free(n->v.at);
-    mem_free(n->batches.at);
-    mem_free(n->first_of_batch);
+    mem_free(n->first_of_bundle);
+    mem_free(n->batch_from);
     mem_free(n->order);
     mem_free(n->domain_ingress);
     mem_free(n->domain_egress);
@@ -178,7 +274,7 @@ static uint32_t emptiest_taker(const struct plan *p, const struct need *x)
 static void take(struct ingest *g, struct need *x, uint32_t device)
 {
     x->device = device;
-    g->p->ingress[device] += g->n->batches.at[x->batch].bytes;
+    g->p->ingress[device] += g->p->bundles.at[x->bundle].bytes;
 }
 
 static bool is_taker(const struct plan *p, const struct need *x, uint32_t device)
@@ -212,7 +308,7 @@ static void ingest_domain(struct ingest *g, const uint32_t *list, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct need *x = &g->n->v.at[list[i]];
         uint32_t d = emptiest_taker(p, x);
-        if (p->ingress[d] + g->n->batches.at[x->batch].bytes <= g->cap)
+        if (p->ingress[d] + p->bundles.at[x->bundle].bytes <= g->cap)
             take(g, x, d);
         else
             g->deferred[n_deferred++] = list[i];
@@ -256,7 +352,7 @@ static int list_sites(struct ingest *g)
     return r;
 }
 
-/* Needs by (domain, one taker first, largest batch first). */
+/* Needs by (domain, one taker first, largest bundle first). */
 static int order_needs(struct ingest *g, uint32_t **ret_order)
 {
     struct plan *p = g->p;
@@ -267,10 +363,10 @@ static int order_needs(struct ingest *g, uint32_t **ret_order)
     int r = RS_ENOMEM;
     if (list != NULL && domain != NULL && *ret_order != NULL) {
         for (int several = 0; several < 2; several++)
-            for (uint32_t i = 0; i < g->n->batches.n; i++) {
-                uint32_t batch = g->n->order[i];
-                for (uint32_t x = g->n->first_of_batch[batch]; x < g->n->first_of_batch[batch + 1];
-                     x++)
+            for (uint32_t i = 0; i < g->n->n_reshard; i++) {
+                uint32_t bundle = g->n->order[i];
+                for (uint32_t x = g->n->first_of_bundle[bundle];
+                     x < g->n->first_of_bundle[bundle + 1]; x++)
                     if (one_taker(p, &g->n->v.at[x]) == (several == 0))
                         list[k++] = x;
             }

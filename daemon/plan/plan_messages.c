@@ -47,27 +47,44 @@ uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t elemen
     return unit;
 }
 
+static const struct plan_run *cursor_run(const struct plan *p, const struct plan_leg *l,
+                                         const struct leg_cursor *c)
+{
+    const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + c->edge]];
+    const struct plan_batch *b = &p->batches.at[e->first_batch + c->batch];
+    return &p->runs.at[p->batch_runs.at[b->first_run + c->run]];
+}
+
+static void next_run(const struct plan *p, const struct plan_edge *e, struct leg_cursor *c)
+{
+    c->started = false;
+    if (++c->run < p->batches.at[e->first_batch + c->batch].n_runs)
+        return;
+    c->run = 0;
+    if (++c->batch < e->n_batches)
+        return;
+    c->batch = 0;
+    c->edge++;
+}
+
 /* To the stretch of equal members that holds the nominal cut. */
 static void seek(const struct plan *p, const struct plan_leg *l, struct leg_cursor *c,
                  uint64_t nominal)
 {
     for (;;) {
         const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + c->edge]];
-        const struct plan_run *r = &p->runs.at[e->run];
+        const struct plan_run *r = cursor_run(p, l, c);
         if (!c->started) {
             run_walk_init(p, r, &c->walk);
             (void)run_walk_next(p, r, &c->walk);
-            c->begin = e->offset;
             c->started = true;
         }
         uint64_t stretch = c->walk.n * c->walk.bytes;
         if (nominal < c->begin + stretch)
             return;
         c->begin += stretch;
-        if (!run_walk_next(p, r, &c->walk)) {
-            c->edge++;
-            c->started = false;
-        }
+        if (!run_walk_next(p, r, &c->walk))
+            next_run(p, e, c);
     }
 }
 
@@ -78,8 +95,7 @@ static uint64_t cut_at(const struct plan *p, const struct plan_leg *l, struct le
     if (nominal >= l->bytes)
         return l->bytes;
     seek(p, l, c, nominal);
-    const struct plan_edge *e = &p->edges.at[p->leg_edges.at[l->first_edge + c->edge]];
-    const struct plan_run *r = &p->runs.at[e->run];
+    const struct plan_run *r = cursor_run(p, l, c);
     uint64_t begin = c->begin + (nominal - c->begin) / c->walk.bytes * c->walk.bytes;
     if (c->walk.bytes <= p->cut_bytes)
         return begin;

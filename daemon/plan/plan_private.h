@@ -11,7 +11,9 @@
  *   group   a cell of a class: one set of holders, one set of takers, over all members
  *   run     a range of a group's members, or a piece of one: the unit of assignment
  *   batch   small runs with the same holders and takers, of any classes: assigned together
- *   edge    a run sent from one device to another (anything inside one site is no edge)
+ *   bundle  a batch; or, where a plan would have too many edges, several with the same takers: each comes from its
+ *           own holders to one domain, which passes them on together
+ *   edge    neighbouring batches sent from one device to another (anything inside one site is no edge)
  *   leg     edges of one stream that are sent together, with the time at which they start
  *   stream  all legs from one device to another at one relay depth
  *
@@ -101,19 +103,35 @@ struct plan_run {
     uint32_t count;
     uint32_t piece; /* NONE32: whole cells; else that piece of one member */
     uint64_t bytes;
-    uint32_t first_edge;
-    uint32_t n_edges; /* parents stand before their children */
-    uint32_t batch;   /* the runs that it is assigned with; NONE32: another strategy moves it */
+    uint64_t offset; /* of its bytes in its batch */
+    uint32_t batch;
     uint32_t reserved;
 };
 
+struct plan_batch {
+    uint32_t source, takers;    /* sets */
+    uint32_t first_run, n_runs; /* into plan.batch_runs */
+    uint32_t bundle;
+    uint32_t reserved;
+    uint64_t offset; /* of its bytes in its bundle */
+    uint64_t bytes;
+};
+
+struct plan_bundle {
+    uint32_t first_batch, n_batches;
+    uint32_t first_edge, n_edges; /* parents stand before their children */
+    uint64_t bytes;
+};
+
 struct plan_edge {
-    uint32_t run;
-    uint32_t from, to; /* devices */
-    uint32_t parent; /* the edge that brings the bytes to `from`; NONE32: from is a source holder */
-    uint32_t taker;  /* end that it is for; NONE32: for all takers of to's site */
+    uint32_t first_batch, n_batches; /* of one bundle: one, or all */
+    uint32_t from, to;               /* devices */
+    /* The edge that brings the bytes to `from`; NONE32: from is a source holder. Where that one has fewer batches it is
+     * the first of as many edges as there are batches (plan_edge_parent). */
+    uint32_t parent;
+    uint32_t taker; /* end that it is for; NONE32: for all takers of to's site */
     uint32_t leg;
-    uint64_t offset; /* of the run's bytes in the leg */
+    uint64_t offset; /* of its bytes in the leg */
     uint8_t depth;   /* 1: from a source holder */
     uint8_t hops;    /* network hops so far */
     uint8_t tier;
@@ -181,6 +199,9 @@ struct plan {
     VEC(uint32_t) members;
     VEC(struct plan_group) groups;
     VEC(struct plan_run) runs;
+    VEC(struct plan_batch) batches;
+    VEC(uint32_t) batch_runs;
+    VEC(struct plan_bundle) bundles;
     VEC(struct plan_edge) edges;
     VEC(uint32_t) leg_edges;
     VEC(struct plan_leg) legs;
@@ -235,28 +256,25 @@ bool run_walk_next(const struct plan *p, const struct plan_run *r, struct run_wa
 int plan_runs(struct plan *p, struct err *e);
 
 /* --- plan_ingest.c, plan_senders.c ------------------------------------------------------------ */
-/* Runs of one set of holders and one set of takers that are assigned together: in different tensors or cells, and
- * small beside a run. */
-struct batch {
-    uint32_t source, takers; /* sets */
-    uint64_t bytes;
-};
-/* A domain's need of a batch: which no holder inside can serve. */
+/* A need's sender where each batch of its bundle comes from a holder of its own. */
+#define EACH_HOLDER (UINT32_MAX - 1)
+/* A domain's need of a bundle: which no holder inside can serve. */
 struct need {
-    uint32_t batch;
+    uint32_t bundle;
     uint32_t domain;
     uint32_t first_end, n_ends; /* its takers */
     uint32_t device;            /* ingest device */
-    uint32_t from;              /* sender */
+    uint32_t from;              /* sender, or EACH_HOLDER */
     uint32_t via;               /* the need that feeds the sender, NONE32 for a source holder */
     uint8_t hops;               /* from a source holder: 1 */
     bool staging;
 };
 struct needs {
-    VEC(struct batch) batches;
-    VEC(struct need) v;       /* those of a batch stand together, ascending domain */
-    uint32_t *first_of_batch; /* n_batches + 1 */
-    uint32_t *order;          /* batches, largest first */
+    VEC(struct need) v;        /* those of a bundle stand together, ascending domain */
+    uint32_t *first_of_bundle; /* one more than bundles */
+    uint32_t *order;           /* bundles of the strategy reshard, largest first */
+    uint32_t n_reshard;        /* those bundles are the first ones */
+    uint32_t *batch_from; /* EACH_HOLDER: the holder that sends a batch; NONE32: not chosen yet */
     uint64_t *domain_ingress; /* bytes per device that come from its own domain */
     uint64_t *domain_egress;
     uint64_t relay_limit; /* bytes that a relay sends at most of its own accord */
@@ -267,6 +285,32 @@ int plan_ingest(struct plan *p, struct needs *n);
 int plan_senders(struct plan *p, struct needs *n);
 /* plan_edges.c: edges of all runs: network, inside domains, and those of direct. */
 int plan_edges(struct plan *p, struct needs *n, struct err *e);
+static inline uint64_t plan_edge_bytes(const struct plan *p, const struct plan_edge *e)
+{
+    const struct plan_batch *b = &p->batches.at[e->first_batch];
+    return e->n_batches == 1 ? b->bytes : p->bundles.at[b->bundle].bytes;
+}
+/* Where a batch begins in an edge that has it. */
+static inline uint64_t plan_batch_offset(const struct plan *p, const struct plan_edge *e,
+                                         uint32_t batch)
+{
+    return p->batches.at[batch].offset - p->batches.at[e->first_batch].offset;
+}
+/* How many edges bring what `e` sends on. */
+static inline uint32_t plan_edge_parents(const struct plan *p, const struct plan_edge *e)
+{
+    return e->parent == NONE32                                ? 0
+           : p->edges.at[e->parent].n_batches == e->n_batches ? 1
+                                                              : e->n_batches;
+}
+/* The one that brings the batch; NONE32: from is a source holder. */
+static inline uint32_t plan_edge_parent(const struct plan *p, const struct plan_edge *e,
+                                        uint32_t batch)
+{
+    if (e->parent == NONE32 || p->edges.at[e->parent].n_batches == e->n_batches)
+        return e->parent;
+    return e->parent + (batch - e->first_batch);
+}
 /* Legs hold several edges, and batches several runs, up to this many bytes. */
 uint64_t plan_leg_bytes(const struct plan *p);
 /* plan_rounds.c: streams, legs, and when each starts. */
@@ -301,8 +345,10 @@ uint64_t plan_run_offset(const struct plan *p, const struct plan_run *r, uint32_
 uint64_t leg_messages(const struct plan *p, const struct plan_leg *l);
 /* Where in a leg the last cut was found, so that the next one is not looked for from the start. Zeroed: nowhere. */
 struct leg_cursor {
-    uint32_t edge; /* of the leg */
-    bool started;
+    uint32_t edge;  /* of the leg */
+    uint32_t batch; /* of the edge: 0 is its first */
+    uint32_t run;   /* of the batch */
+    bool started;   /* walk is in that run */
     uint64_t begin; /* of the stretch, in the leg */
     struct run_walk walk;
 };

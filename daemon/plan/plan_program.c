@@ -380,7 +380,7 @@ static uint32_t first_end_on(const struct plan *p, const struct set *s, uint32_t
 }
 
 /* Where the sender of an edge reads. */
-static int edge_from(struct encoder *x, const struct plan_edge *e, const struct plan_group *g,
+static int edge_from(struct encoder *x, const struct plan_edge *e, const struct plan_batch *g,
                      uint32_t *ret)
 {
     bool relayed = e->parent != NONE32;
@@ -391,7 +391,7 @@ static int edge_from(struct encoder *x, const struct plan_edge *e, const struct 
 }
 
 /* Where the receiver of an edge writes. */
-static int edge_places(struct encoder *x, const struct plan_edge *e, const struct plan_group *g,
+static int edge_places(struct encoder *x, const struct plan_edge *e, const struct plan_batch *g,
                        uint32_t *ret)
 {
     const struct plan *p = x->p;
@@ -408,17 +408,28 @@ static int edge_places(struct encoder *x, const struct plan_edge *e, const struc
     return r == 0 ? list_index(x, ret) : r;
 }
 
+static int run_items(struct encoder *x, const struct plan_run *run, struct program_item item)
+{
+    const struct plan *p = x->p;
+    int r = 0;
+    for (uint32_t m = run->member; m < run->member + run->count && r == 0; m++) {
+        r = cell_index(x, p->members.at[m], p->groups.at[run->group].cell, run->piece, &item.cell);
+        if (r == 0)
+            r = add_item(x, item);
+    }
+    return r;
+}
+
 static int edge_items(struct encoder *x, const struct plan_edge *e, bool send)
 {
     const struct plan *p = x->p;
-    const struct plan_run *run = &p->runs.at[e->run];
-    const struct plan_group *g = &p->groups.at[run->group];
-    struct program_item item = {.from = PROGRAM_NONE, .places = PROGRAM_NONE};
-    int r = send ? edge_from(x, e, g, &item.from) : edge_places(x, e, g, &item.places);
-    for (uint32_t m = run->member; m < run->member + run->count && r == 0; m++) {
-        r = cell_index(x, p->members.at[m], g->cell, run->piece, &item.cell);
-        if (r == 0)
-            r = add_item(x, item);
+    int r = 0;
+    for (uint32_t b = e->first_batch; b < e->first_batch + e->n_batches && r == 0; b++) {
+        const struct plan_batch *batch = &p->batches.at[b];
+        struct program_item item = {.from = PROGRAM_NONE, .places = PROGRAM_NONE};
+        r = send ? edge_from(x, e, batch, &item.from) : edge_places(x, e, batch, &item.places);
+        for (uint32_t k = 0; k < batch->n_runs && r == 0; k++)
+            r = run_items(x, &p->runs.at[p->batch_runs.at[batch->first_run + k]], item);
     }
     return r;
 }

@@ -75,57 +75,30 @@ static uint32_t port_of(const struct plan *p, uint32_t device, uint8_t tier)
 
 /* --- streams and legs ------------------------------------------------------------------------- */
 
-/* Runs by batch, those that are in none behind. */
-static int order_runs(const struct plan *p, uint32_t *ret_order, uint64_t *ret_batch_bytes)
-{
-    uint32_t n = (uint32_t)p->runs.n;
-    uint32_t *key = mem_alloc((n + 1U) * sizeof *key);
-    if (key == NULL)
-        return RS_ENOMEM;
-    memset(ret_batch_bytes, 0, n * sizeof *ret_batch_bytes);
-    for (uint32_t i = 0; i < n; i++) {
-        const struct plan_run *r = &p->runs.at[i];
-        key[i] = r->batch < n ? r->batch : n;
-        if (r->batch < n)
-            ret_batch_bytes[r->batch] += r->bytes;
-    }
-    int r = sort_count(key, NULL, n, n + 1, ret_order);
-    mem_free(key);
-    return r;
-}
-
-/* Edges of batches with the most bytes first, and of those that are relayed further before the others: what fills up
- * at the end is small and nobody waits for it. A batch's stand together. */
+/* Edges of bundles with the most bytes first, and of those that are relayed further before the others: what fills up
+ * at the end is small and nobody waits for it. A bundle's stand together. */
 static int order_edges(const struct plan *p, uint32_t *key, uint32_t *a, uint32_t *ret_order)
 {
-    uint32_t n = (uint32_t)p->edges.n, n_runs = (uint32_t)p->runs.n, k = 0;
-    uint64_t *bytes = mem_alloc((n_runs + 1U) * sizeof *bytes);
-    uint64_t *run_bytes = mem_alloc((n_runs + 1U) * sizeof *run_bytes);
-    uint32_t *run = mem_alloc((n_runs + 1U) * sizeof *run);
-    uint32_t *order = mem_alloc((n_runs + 1U) * sizeof *order);
-    int r = RS_ENOMEM;
-    if (bytes != NULL && run_bytes != NULL && run != NULL && order != NULL)
-        r = order_runs(p, run, bytes);
-    for (uint32_t i = 0; r == 0 && i < n_runs; i++) {
-        const struct plan_run *x = &p->runs.at[run[i]];
-        run_bytes[i] = x->batch != NONE32 ? bytes[x->batch] : x->bytes;
-    }
+    uint32_t n = (uint32_t)p->edges.n, n_bundles = (uint32_t)p->bundles.n, k = 0;
+    uint64_t *bytes = mem_alloc((n_bundles + 1U) * sizeof *bytes);
+    uint32_t *order = mem_alloc((n_bundles + 1U) * sizeof *order);
+    int r = bytes == NULL || order == NULL ? RS_ENOMEM : 0;
+    for (uint32_t i = 0; r == 0 && i < n_bundles; i++)
+        bytes[i] = p->bundles.at[i].bytes;
     if (r == 0)
-        r = sort_descending(run_bytes, n_runs, order);
-    for (uint32_t i = 0; r == 0 && i < n_runs; i++) {
-        const struct plan_run *x = &p->runs.at[run[order[i]]];
-        for (uint32_t e = x->first_edge; e < x->first_edge + x->n_edges; e++)
+        r = sort_descending(bytes, n_bundles, order);
+    for (uint32_t i = 0; r == 0 && i < n_bundles; i++) {
+        const struct plan_bundle *u = &p->bundles.at[order[i]];
+        for (uint32_t e = u->first_edge; e < u->first_edge + u->n_edges; e++)
             a[k++] = e;
     }
     mem_free(bytes);
-    mem_free(run_bytes);
-    mem_free(run);
     mem_free(order);
     for (uint32_t i = 0; i < n; i++)
         key[i] = 1;
     for (uint32_t i = 0; i < n; i++)
-        if (p->edges.at[i].parent != NONE32)
-            key[p->edges.at[i].parent] = 0;
+        for (uint32_t j = 0; j < plan_edge_parents(p, &p->edges.at[i]); j++)
+            key[p->edges.at[i].parent + j] = 0;
     return r == 0 ? sort_count(key, a, n, 2, ret_order) : r;
 }
 
@@ -204,7 +177,7 @@ static uint64_t stream_leg_bytes(const struct plan *p, uint32_t at)
         const struct plan_edge *e = &p->edges.at[p->leg_edges.at[i]];
         if (e->to != first->to || e->from != first->from || e->depth != first->depth)
             break;
-        bytes += p->runs.at[e->run].bytes;
+        bytes += plan_edge_bytes(p, e);
     }
     uint64_t part = bytes / LEAST_LEGS;
     return part < most ? most : part > LEG_TIMES * most ? LEG_TIMES * most : part;
@@ -216,7 +189,7 @@ static int build_legs(struct plan *p)
     int r = sort_edges(p);
     for (uint32_t i = 0; i < p->leg_edges.n && r == 0; i++) {
         struct plan_edge *e = &p->edges.at[p->leg_edges.at[i]];
-        uint64_t bytes = p->runs.at[e->run].bytes;
+        uint64_t bytes = plan_edge_bytes(p, e);
         bool fresh = p->streams.n == 0 || !same_stream(&p->streams.at[p->streams.n - 1], e);
         if (fresh) {
             most = stream_leg_bytes(p, i);
@@ -354,12 +327,13 @@ static uint64_t child_ready(const struct plan *p, const struct plan_edge *parent
                             const struct plan_edge *c)
 {
     const struct plan_leg *from = &p->legs.at[parent->leg];
-    uint64_t bytes = p->runs.at[c->run].bytes, u = p->message_bytes;
+    uint64_t bytes = plan_edge_bytes(p, parent), u = p->message_bytes;
     uint64_t begin = from->start + plan_time(p, parent->tier, parent->offset);
     uint64_t took = plan_time(p, parent->tier, bytes), takes = plan_time(p, c->tier, bytes);
     uint64_t ready = begin + later(2 * u, u + plan_time(p, parent->tier, u)) + p->cut_bytes + 2 +
                      (took > takes ? took - takes : 0);
-    uint64_t before = plan_time(p, c->tier, c->offset);
+    uint64_t before =
+        plan_time(p, c->tier, c->offset + plan_batch_offset(p, c, parent->first_batch));
     return ready > before ? ready - before : 0;
 }
 
@@ -540,10 +514,17 @@ static void link_edges(struct timetable *t)
         uint32_t parent = p->edges.at[i].parent;
         if (parent == NONE32)
             continue;
+        uint32_t n = plan_edge_parents(p, &p->edges.at[i]);
         t->sibling[i] = t->child[parent];
         t->child[parent] = i;
-        p->legs.at[p->edges.at[i].leg].base++;
-        p->legs.at[p->edges.at[parent].leg].base |= FEEDS;
+        p->legs.at[p->edges.at[i].leg].base += n;
+        for (uint32_t j = 0; j < n; j++)
+            p->legs.at[p->edges.at[parent + j].leg].base |= FEEDS;
+    }
+    for (uint32_t i = 0; i < p->edges.n; i++) { /* parents side by side have the same children */
+        uint32_t parent = p->edges.at[i].parent, n = plan_edge_parents(p, &p->edges.at[i]);
+        for (uint32_t j = 1; j < n && t->child[parent] == i; j++)
+            t->child[parent + j] = i;
     }
 }
 

@@ -1,4 +1,4 @@
-/* Senders: for each batch and each domain that needs it, a source holder or the ingest device of a domain
+/* Senders: for each bundle and each domain that needs it, a source holder or the ingest device of a domain
  * already fed (relay).
  *
  * Each run must leave its holders once: those sends are given out for all runs first, to the least loaded
@@ -33,22 +33,46 @@ static uint32_t least_loaded(const struct plan *p, const struct set *s, const ui
     return best;
 }
 
-static const struct set *holders(const struct plan *p, const struct needs *n, uint32_t batch)
+/* A bundle's only batch; what has several comes from holders only where it has no other way. */
+static const struct plan_batch *only_batch(const struct plan *p, uint32_t bundle)
 {
-    return &p->sets.at[n->batches.at[batch].source];
+    const struct plan_bundle *u = &p->bundles.at[bundle];
+    return u->n_batches == 1 ? &p->batches.at[u->first_batch] : NULL;
 }
 
-static void send_from_source(struct plan *p, const struct needs *n, struct need *x, uint32_t device)
+static const struct set *holders(const struct plan *p, uint32_t bundle)
+{
+    return &p->sets.at[only_batch(p, bundle)->source];
+}
+
+static void send_from(struct plan *p, struct need *x, uint32_t device)
 {
     x->from = device;
-    p->egress[device] += n->batches.at[x->batch].bytes;
+    if (device != EACH_HOLDER)
+        p->egress[device] += p->bundles.at[x->bundle].bytes;
+}
+
+/* The first send: it counts before any other. */
+static void send_from_holders(struct plan *p, struct needs *n, struct need *x)
+{
+    const struct plan_bundle *u = &p->bundles.at[x->bundle];
+    if (u->n_batches == 1) {
+        send_from(p, x, least_loaded(p, holders(p, x->bundle), p->egress));
+        return;
+    }
+    x->from = EACH_HOLDER;
+    for (uint32_t b = u->first_batch; b < u->first_batch + u->n_batches; b++) {
+        const struct plan_batch *batch = &p->batches.at[b];
+        n->batch_from[b] = least_loaded(p, &p->sets.at[batch->source], p->egress);
+        p->egress[n->batch_from[b]] += batch->bytes;
+    }
 }
 
 /* The need of the run to feed first. */
-static uint32_t first_fed(const struct needs *n, uint32_t batch, const uint64_t *relaying)
+static uint32_t first_fed(const struct needs *n, uint32_t bundle, const uint64_t *relaying)
 {
-    uint32_t begin = n->first_of_batch[batch], best = begin;
-    for (uint32_t i = begin + 1; i < n->first_of_batch[batch + 1]; i++) {
+    uint32_t begin = n->first_of_bundle[bundle], best = begin;
+    for (uint32_t i = begin + 1; i < n->first_of_bundle[bundle + 1]; i++) {
         const struct need *x = &n->v.at[i], *y = &n->v.at[best];
         if (x->staging)
             continue;
@@ -60,14 +84,14 @@ static uint32_t first_fed(const struct needs *n, uint32_t batch, const uint64_t 
 
 static void mandatory(struct plan *p, struct needs *n, uint64_t *relaying)
 {
-    for (uint32_t i = 0; i < n->batches.n; i++) {
-        uint32_t batch = n->order[i];
-        uint32_t k = n->first_of_batch[batch + 1] - n->first_of_batch[batch];
+    for (uint32_t i = 0; i < n->n_reshard; i++) {
+        uint32_t bundle = n->order[i];
+        uint32_t k = n->first_of_bundle[bundle + 1] - n->first_of_bundle[bundle];
         if (k == 0)
             continue;
-        struct need *x = &n->v.at[first_fed(n, batch, relaying)];
-        relaying[x->device] += n->batches.at[batch].bytes * (k - 1);
-        send_from_source(p, n, x, least_loaded(p, holders(p, n, batch), p->egress));
+        struct need *x = &n->v.at[first_fed(n, bundle, relaying)];
+        relaying[x->device] += p->bundles.at[bundle].bytes * (k - 1);
+        send_from_holders(p, n, x);
     }
 }
 
@@ -80,23 +104,24 @@ enum { SMALL_PART = 128, SMALL_TENTHS = 9, RELAY_SHARE = 16 };
 static uint64_t relay_limit(const struct plan *p, const struct needs *n)
 {
     uint64_t bound = p->totals.lower_bound, small = 0, all = 0;
-    for (uint32_t i = 0; i < n->batches.n; i++) {
-        uint64_t bytes = n->batches.at[i].bytes;
+    for (uint32_t i = 0; i < n->n_reshard; i++) {
+        uint64_t bytes = p->bundles.at[i].bytes;
         all += bytes;
         small += bytes <= bound / SMALL_PART ? bytes : 0;
     }
     return small >= all / 10 * SMALL_TENTHS ? bound - bound / RELAY_SHARE : 0;
 }
 
-/* A relay within its limit, else the least loaded of the batch's holders and of the ingest devices that a holder feeds.
+/* A relay within its limit, else the least loaded of the bundle's holders and of the ingest devices that holders feed.
  */
-static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_t batch,
+static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_t bundle,
                             uint32_t *ret_via)
 {
-    uint64_t bytes = n->batches.at[batch].bytes, limit = n->relay_limit;
-    uint32_t best = least_loaded(p, holders(p, n, batch), p->egress);
+    uint64_t bytes = p->bundles.at[bundle].bytes, limit = n->relay_limit;
+    uint32_t best = only_batch(p, bundle) == NULL ? EACH_HOLDER
+                                                  : least_loaded(p, holders(p, bundle), p->egress);
     *ret_via = NONE32;
-    for (uint32_t k = n->first_of_batch[batch]; k < n->first_of_batch[batch + 1]; k++) {
+    for (uint32_t k = n->first_of_bundle[bundle]; k < n->first_of_bundle[bundle + 1]; k++) {
         const struct need *y = &n->v.at[k];
         if (y->from == NONE32 || y->via != NONE32 || y->staging)
             continue;
@@ -104,7 +129,7 @@ static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_
             *ret_via = k;
             return y->device;
         }
-        if (p->egress[y->device] < p->egress[best]) {
+        if (best == EACH_HOLDER || p->egress[y->device] < p->egress[best]) {
             best = y->device;
             *ret_via = k;
         }
@@ -113,12 +138,14 @@ static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_
 }
 
 /* Of a holder and the last domain of the chain, the less loaded. */
-static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32_t batch,
+static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32_t bundle,
                              uint32_t last, uint32_t *ret_via)
 {
-    uint32_t best = least_loaded(p, holders(p, n, batch), p->egress);
+    uint32_t best = only_batch(p, bundle) == NULL ? EACH_HOLDER
+                                                  : least_loaded(p, holders(p, bundle), p->egress);
     *ret_via = NONE32;
-    if (last != NONE32 && p->egress[n->v.at[last].device] < p->egress[best]) {
+    if (last != NONE32 &&
+        (best == EACH_HOLDER || p->egress[n->v.at[last].device] < p->egress[best])) {
         best = n->v.at[last].device;
         *ret_via = last;
     }
@@ -126,9 +153,10 @@ static uint32_t chain_sender(const struct plan *p, const struct needs *n, uint32
 }
 
 /* All but the mandatory send of a run: in the order of domains, round from the one that is fed first. */
-static void optional(struct plan *p, struct needs *n, uint32_t batch, uint8_t most_hops)
+static void optional(struct plan *p, struct needs *n, uint32_t bundle, uint8_t most_hops)
 {
-    uint32_t begin = n->first_of_batch[batch], k = n->first_of_batch[batch + 1] - begin, fed = 0;
+    uint32_t begin = n->first_of_bundle[bundle], k = n->first_of_bundle[bundle + 1] - begin;
+    uint32_t fed = 0;
     while (fed < k && n->v.at[begin + fed].from == NONE32)
         fed++;
     uint32_t last = NONE32;
@@ -136,11 +164,11 @@ static void optional(struct plan *p, struct needs *n, uint32_t batch, uint8_t mo
         uint32_t index = begin + (fed + i) % k, via = NONE32;
         struct need *x = &n->v.at[index];
         if (i > 0 && !p->options.relay)
-            send_from_source(p, n, x, least_loaded(p, holders(p, n, batch), p->egress));
+            send_from(p, x, least_loaded(p, holders(p, bundle), p->egress));
         else if (i > 0 && p->chains)
-            send_from_source(p, n, x, chain_sender(p, n, batch, last, &via));
+            send_from(p, x, chain_sender(p, n, bundle, last, &via));
         else if (i > 0)
-            send_from_source(p, n, x, star_sender(p, n, batch, &via));
+            send_from(p, x, star_sender(p, n, bundle, &via));
         x->via = via;
         x->hops = (uint8_t)(via == NONE32 ? 1 : n->v.at[via].hops + 1);
         if (!x->staging)
@@ -169,7 +197,7 @@ static void hand_over(struct plan *p, struct needs *n, uint32_t *children, uint3
                       uint32_t to, uint32_t via)
 {
     struct need *x = &n->v.at[need];
-    uint64_t bytes = n->batches.at[x->batch].bytes;
+    uint64_t bytes = p->bundles.at[x->bundle].bytes;
     p->egress[x->from] -= bytes;
     p->egress[to] += bytes;
     if (x->via != NONE32)
@@ -186,16 +214,18 @@ static void hand_over(struct plan *p, struct needs *n, uint32_t *children, uint3
 static bool even_out(struct plan *p, struct needs *n, uint32_t *children, uint32_t need)
 {
     const struct need *x = &n->v.at[need];
-    uint32_t via = NONE32, to = least_loaded(p, holders(p, n, x->batch), p->egress);
-    for (uint32_t k = n->first_of_batch[x->batch];
-         p->options.relay && children[need] == 0 && k < n->first_of_batch[x->batch + 1]; k++) {
+    if (only_batch(p, x->bundle) == NULL)
+        return false;
+    uint32_t via = NONE32, to = least_loaded(p, holders(p, x->bundle), p->egress);
+    for (uint32_t k = n->first_of_bundle[x->bundle];
+         p->options.relay && children[need] == 0 && k < n->first_of_bundle[x->bundle + 1]; k++) {
         const struct need *y = &n->v.at[k];
         if (k == need || y->via != NONE32 || y->staging || p->egress[y->device] >= p->egress[to])
             continue;
         to = y->device;
         via = k;
     }
-    if (p->egress[to] + n->batches.at[x->batch].bytes >= p->egress[x->from])
+    if (p->egress[to] + p->bundles.at[x->bundle].bytes >= p->egress[x->from])
         return false;
     hand_over(p, n, children, need, to, via);
     return true;
@@ -229,7 +259,7 @@ int plan_senders(struct plan *p, struct needs *n)
     uint8_t most_hops = chain_hops(p);
     n->relay_limit = relay_limit(p, n);
     mandatory(p, n, relaying);
-    for (uint32_t i = 0; i < n->batches.n; i++)
+    for (uint32_t i = 0; i < n->n_reshard; i++)
         optional(p, n, n->order[i], most_hops);
     mem_free(relaying);
     return even_senders(p, n);

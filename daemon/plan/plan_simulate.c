@@ -83,7 +83,7 @@ static uint32_t next_round(const struct simulation *s, uint32_t stream)
 /* The edge of a leg that its bytes [begin, end) belong to, in part. */
 struct part {
     const struct plan_edge *edge;
-    uint64_t begin, end; /* in the run */
+    uint64_t begin, end; /* in the edge */
 };
 
 static bool part_of(const struct plan *p, const struct plan_leg *l, uint32_t i, uint64_t begin,
@@ -96,20 +96,35 @@ static bool part_of(const struct plan *p, const struct plan_leg *l, uint32_t i, 
         return false;
     *ret = (struct part){.edge = e,
                          .begin = begin > e->offset ? begin - e->offset : 0,
-                         .end = clip(end - e->offset, p->runs.at[e->run].bytes)};
+                         .end = clip(end - e->offset, plan_edge_bytes(p, e))};
     return true;
 }
 
-/* Where among links.landed the step is that brings the last byte of the part to its sender; *ret_leg: its leg. */
-static uint32_t brought_by(const struct simulation *s, const struct part *part, uint32_t *ret_leg)
+/* A step that brings bytes to their sender: of which leg, and which of its. */
+struct feed {
+    uint32_t leg, step;
+};
+
+/* The step that brings the last byte that the part has of a batch; false where it has none, or from a holder. */
+static bool feed_of(const struct simulation *s, const struct part *part, uint32_t batch,
+                    struct feed *ret)
 {
     const struct plan *p = s->p;
-    const struct plan_edge *parent = &p->edges.at[part->edge->parent];
+    const struct plan_edge *e = part->edge;
+    uint32_t parent_edge = plan_edge_parent(p, e, batch);
+    if (parent_edge == NONE32)
+        return false;
+    const struct plan_edge *parent = &p->edges.at[parent_edge];
+    uint64_t begin = plan_batch_offset(p, e, parent->first_batch);
+    uint64_t end = begin + plan_edge_bytes(p, parent);
+    if (begin >= part->end || end <= part->begin)
+        return false;
     const struct plan_leg *from = &p->legs.at[parent->leg];
-    uint64_t last = parent->offset + part->end - 1;
+    uint64_t last = parent->offset + clip(part->end, end) - begin - 1;
     uint64_t message = from->bytes <= p->message_bytes ? 0 : last / p->message_step;
-    *ret_leg = parent->leg;
-    return (uint32_t)(clip(message, leg_messages(p, from) - 1) / s->together);
+    ret->leg = parent->leg;
+    ret->step = (uint32_t)(clip(message, leg_messages(p, from) - 1) / s->together);
+    return true;
 }
 
 /* The round from which on the bytes can be at their sender, where they aren't yet: then a step that brings them is
@@ -120,18 +135,19 @@ static uint32_t waits_until(const struct simulation *s, const struct place *x, u
     const struct plan *p = s->p;
     const struct plan_leg *l = &p->legs.at[x->leg];
     const struct link_lane *lane = &s->links.lanes[p->streams.at[l->stream].from];
-    uint32_t leg, until = x->round;
+    uint32_t until = x->round;
     struct part part;
-    for (uint32_t i = x->edge; part_of(p, l, i, begin, end, &part); i++) {
-        if (part.edge->parent == NONE32)
-            continue;
-        uint32_t step = brought_by(s, &part, &leg);
-        uint32_t other = s->places[p->legs.at[leg].stream].round;
-        if (step >= s->n_done[leg])
-            until = other >= until ? other + 1 : until;
-        else if (s->links.landed[s->done_first[leg] + step] < 0 && lane->round >= until)
-            until = lane->round + 1;
-    }
+    struct feed f;
+    for (uint32_t i = x->edge; part_of(p, l, i, begin, end, &part); i++)
+        for (uint32_t k = 0; k < plan_edge_parents(p, part.edge); k++) {
+            if (!feed_of(s, &part, part.edge->first_batch + k, &f))
+                continue;
+            uint32_t other = s->places[p->legs.at[f.leg].stream].round;
+            if (f.step >= s->n_done[f.leg])
+                until = other >= until ? other + 1 : until;
+            else if (s->links.landed[s->done_first[f.leg] + f.step] < 0 && lane->round >= until)
+                until = lane->round + 1;
+        }
     return until;
 }
 
@@ -141,12 +157,11 @@ static double bytes_there(const struct simulation *s, const struct place *x, uin
     const struct plan *p = s->p;
     double ready = 0;
     struct part part;
-    for (uint32_t i = x->edge; part_of(p, &p->legs.at[x->leg], i, begin, end, &part); i++) {
-        if (part.edge->parent == NONE32)
-            continue;
-        uint32_t leg, step = brought_by(s, &part, &leg);
-        ready = later(ready, s->links.landed[s->done_first[leg] + step]);
-    }
+    struct feed f;
+    for (uint32_t i = x->edge; part_of(p, &p->legs.at[x->leg], i, begin, end, &part); i++)
+        for (uint32_t k = 0; k < plan_edge_parents(p, part.edge); k++)
+            if (feed_of(s, &part, part.edge->first_batch + k, &f))
+                ready = later(ready, s->links.landed[s->done_first[f.leg] + f.step]);
     return ready;
 }
 
@@ -156,7 +171,7 @@ static void hand_on(struct simulation *s, const struct plan_edge *e, uint64_t by
     const struct plan *p = s->p;
     if (e->taker != NONE32)
         return;
-    const struct set *takers = &p->sets.at[p->groups.at[p->runs.at[e->run].group].takers];
+    const struct set *takers = &p->sets.at[p->batches.at[e->first_batch].takers];
     bool own = !e->staging; /* one of those on the device itself is the message's own target */
     uint32_t first,
         n = set_site(p, takers, p->topology->devices[e->to].domain, p->device_site[e->to], &first);
@@ -179,7 +194,7 @@ static void hand_on_parts(struct simulation *s, struct place *x, uint64_t begin,
     struct part part;
     while (part_of(p, l, x->edge, begin, end, &part)) {
         hand_on(s, part.edge, part.end - part.begin, ready);
-        if (part.end < p->runs.at[part.edge->run].bytes)
+        if (part.end < plan_edge_bytes(p, part.edge))
             return;
         x->edge++;
     }
@@ -403,8 +418,8 @@ static int count_steps(struct simulation *s)
     for (uint32_t i = 0; i < p->legs.n; i++)
         s->done_first[i] = NONE32;
     for (uint32_t i = 0; i < p->edges.n; i++)
-        if (p->edges.at[i].parent != NONE32)
-            s->done_first[p->edges.at[p->edges.at[i].parent].leg] = 0;
+        for (uint32_t k = 0; k < plan_edge_parents(p, &p->edges.at[i]); k++)
+            s->done_first[p->edges.at[p->edges.at[i].parent + k].leg] = 0;
     for (uint32_t i = 0; i < p->legs.n; i++) {
         if (s->done_first[i] == NONE32)
             continue;

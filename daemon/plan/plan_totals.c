@@ -9,34 +9,35 @@
 /* --- runs ------------------------------------------------------------------------------------- */
 
 /* Bytes per tier from one look at each run: edges, and copies inside sites by counting takers. */
-static void count_site(struct plan *p, const struct plan_run *r, uint32_t to_device, uint32_t first,
+static void count_site(struct plan *p, uint64_t bytes, uint32_t to_device, uint32_t first,
                        uint32_t n, bool arrives)
 {
     uint32_t same = 0;
     for (uint32_t i = 0; i < n; i++)
         same += p->ends.at[first + i].device == to_device;
     uint32_t own = arrives && same > 0 ? 1 : 0; /* that one is the edge itself */
-    p->totals.device_bytes += (same - own) * r->bytes;
-    p->totals.domain_bytes += (n - same) * r->bytes;
+    p->totals.device_bytes += (same - own) * bytes;
+    p->totals.domain_bytes += (n - same) * bytes;
 }
 
-static void count_edge(struct plan *p, const struct plan_run *r, const struct plan_edge *e)
+static void count_edge(struct plan *p, const struct plan_edge *e)
 {
-    const struct plan_group *g = &p->groups.at[r->group];
+    uint64_t bytes = plan_edge_bytes(p, e);
     if (e->tier == TIER_NETWORK) {
-        p->totals.network_bytes += r->bytes;
-        p->egress[e->from] += r->bytes;
-        p->ingress[e->to] += r->bytes;
+        p->totals.network_bytes += bytes;
+        p->egress[e->from] += bytes;
+        p->ingress[e->to] += bytes;
     } else {
-        p->totals.domain_bytes += r->bytes;
+        p->totals.domain_bytes += bytes;
     }
     if (e->hops > p->totals.max_relay_depth)
         p->totals.max_relay_depth = e->hops;
     if (e->taker != NONE32)
         return;
-    uint32_t first, n = set_site(p, &p->sets.at[g->takers], p->topology->devices[e->to].domain,
-                                 p->device_site[e->to], &first);
-    count_site(p, r, e->to, first, n, !e->staging);
+    const struct set *takers = &p->sets.at[p->batches.at[e->first_batch].takers];
+    uint32_t first,
+        n = set_site(p, takers, p->topology->devices[e->to].domain, p->device_site[e->to], &first);
+    count_site(p, bytes, e->to, first, n, !e->staging);
 }
 
 /* Takers whose site holds the cell: on a holder's device or beside it. */
@@ -63,12 +64,10 @@ static void count_local(struct plan *p, const struct plan_run *r)
 
 static void count_runs(struct plan *p)
 {
-    for (uint32_t i = 0; i < p->runs.n; i++) {
-        const struct plan_run *r = &p->runs.at[i];
-        for (uint32_t k = 0; k < r->n_edges; k++)
-            count_edge(p, r, &p->edges.at[r->first_edge + k]);
-        count_local(p, r);
-    }
+    for (uint32_t i = 0; i < p->edges.n; i++)
+        count_edge(p, &p->edges.at[i]);
+    for (uint32_t i = 0; i < p->runs.n; i++)
+        count_local(p, &p->runs.at[i]);
     for (uint32_t i = 0; i < p->groups.n; i++)
         p->totals.destination_bytes += p->groups.at[i].bytes * p->sets.at[p->groups.at[i].takers].n;
     for (uint32_t i = 0; i < p->legs.n; i++) {
@@ -96,13 +95,17 @@ static uint64_t shape_transfers(const struct plan *p, const struct plan_shape *s
 
 static void count_staging(struct plan *p)
 {
-    for (uint32_t i = 0; i < p->runs.n; i++) {
-        const struct plan_run *r = &p->runs.at[i];
-        uint32_t n = 0;
-        for (uint32_t k = 0; k < r->n_edges; k++)
-            n += p->edges.at[r->first_edge + k].staging;
-        for (uint32_t m = r->member; n > 0 && m < r->member + r->count; m++)
-            p->units.at[p->members.at[m]].first_transfer += n;
+    for (uint32_t i = 0; i < p->edges.n; i++) {
+        const struct plan_edge *e = &p->edges.at[i];
+        const struct plan_batch *first = &p->batches.at[e->first_batch];
+        const struct plan_batch *last = first + e->n_batches - 1;
+        if (!e->staging)
+            continue;
+        for (uint32_t k = first->first_run; k < last->first_run + last->n_runs; k++) {
+            const struct plan_run *r = &p->runs.at[p->batch_runs.at[k]];
+            for (uint32_t m = r->member; m < r->member + r->count; m++)
+                p->units.at[p->members.at[m]].first_transfer++;
+        }
     }
 }
 

@@ -28,11 +28,13 @@ static struct plan_end end_of(const struct plan *p, uint32_t end, uint32_t devic
 }
 
 /* Edges have their message's round; what is copied on inside the site counts as one later. */
-static uint32_t hop_round(struct stream_state *s, const struct hop *h, uint64_t offset)
+static uint32_t hop_round(struct stream_state *s, const struct plan_run *r, const struct hop *h,
+                          uint64_t offset)
 {
     if (h->edge != NONE32) {
         const struct plan_edge *e = &s->p->edges.at[h->edge];
-        return leg_round_of(s->p, &s->p->legs.at[e->leg], e->offset + offset);
+        offset += e->offset + plan_batch_offset(s->p, e, r->batch) + r->offset;
+        return leg_round_of(s->p, &s->p->legs.at[e->leg], offset);
     }
     return h->after == NONE32 ? 0 : s->rounds.at[h->after] + 1;
 }
@@ -62,7 +64,7 @@ static int emit_cell(struct stream_state *s, uint32_t run, uint32_t unit)
         t.tier = (enum plan_tier)h->tier;
         t.from = end_of(p, h->from, h->from_device, h->from_side);
         t.to = end_of(p, h->to, h->to_device, SIDE_DESTINATION);
-        t.round = s->rounds.at[i] = hop_round(s, h, offset);
+        t.round = s->rounds.at[i] = hop_round(s, r, h, offset);
         t.n_after = h->after != NONE32;
         t.after = t.n_after ? &after : NULL;
         int result = s->fn(&t, s->arg);

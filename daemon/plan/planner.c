@@ -121,8 +121,14 @@ static int assign(struct plan *p, struct err *e)
         r = plan_ingest(p, &n);
     if (r == 0)
         r = plan_senders(p, &n);
-    if (r != 0)
-        err_set(e, r, r == RS_ENOMEM ? "out of memory" : "more than 2^31 transfers of runs");
+    if (r == RS_EEXHAUSTED)
+        err_set(
+            e, r,
+            "the source cuts its tensors so finely, and so many domains need the pieces, that "
+            "the plan would have millions of transfers: shard the source over fewer ranks, with "
+            "replicas, or give these tensors the strategy gather-broadcast by a rule");
+    else if (r != 0)
+        err_set(e, r, "out of memory");
     else
         r = plan_edges(p, &n, e);
     needs_close(&n);
