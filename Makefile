@@ -291,11 +291,12 @@ $(BUILD)/libc/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
-# --- simulation: test/sim is one program over the decider and the ledger's twin --------------------
+# --- simulation: test/sim is one program over decider, members, planner and the ledger's twin --------
 SIM_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard test/sim/*.c))
-$(BUILD)/test/sim: $(SIM_OBJ) $(call libs,refit)
+$(BUILD)/test/sim: $(SIM_OBJ) $(call libs,refit) $(call libs,plan)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(SIM_OBJ) -Wl,--start-group $(call libs,refit) -Wl,--end-group $(call ldlibs,refit)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(SIM_OBJ) -Wl,--start-group $(call libs,refit) $(call libs,plan) -Wl,--end-group \
+	    $(call ldlibs,refit) $(call ldlibs,plan) -lm
 
 check-sim: $(BUILD)/test/sim
 	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- $(BUILD)/test/sim

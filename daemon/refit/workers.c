@@ -325,6 +325,10 @@ static void tell_missed(struct step *s, struct refit_worker *w)
         }
     if (waits_for != 0 && waits_for == r->committed)
         step_tell(s, w, REFIT_TELL_COMMITTED, waited, "");
+    else if (waits_for != 0 && waited == &bare && w->layout->side == REFIT_DESTINATION &&
+             (r->in_flight == NULL || r->in_flight->version != waits_for))
+        step_tell(s, w, REFIT_TELL_ABORTED, waited,
+                  "nothing of that number is on its way any more");
     if (waits_for == 0 || w->layout->side != REFIT_SOURCE ||
         (w->published == waits_for && !w->released))
         return;

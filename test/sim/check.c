@@ -61,9 +61,19 @@ static struct durable durable(struct world *w, uint64_t version)
 static void check_quiet(struct world *w, const struct refit_action *a)
 {
     for (uint32_t i = 0; i < w->n_nodes; i++)
-        if (w->nodes[i].attempt != 0 && w->nodes[i].attempt != a->attempt)
+        if (w->nodes[i].attempt != 0 && w->nodes[i].attempt != a->attempt &&
+            node_may_move(w, &w->nodes[i]))
             world_fail(w, "attempt %llu begins while node %u has not let go of attempt %llu",
                        ULL(a->attempt), i, ULL(w->nodes[i].attempt));
+}
+
+/* It has left with its node's drain, but whoever drains has not heard yet. */
+static bool has_been_drained(const struct world *w, const struct worker *worker)
+{
+    for (size_t i = 0; i < w->refit->n_nodes; i++)
+        if (w->refit->nodes[i].node == worker->node && w->refit->nodes[i].draining)
+            return refit_find_worker(w->refit, worker->id) == NULL;
+    return false;
 }
 
 /* A layout counts once a worker of it has attached, until all have left for good; always where the policy
@@ -72,7 +82,8 @@ static bool required(const struct world *w, uint32_t layout)
 {
     bool any = false;
     for (uint32_t i = 0; i < w->n_workers; i++)
-        any |= w->workers[i].layout == layout && !w->workers[i].left_for_good;
+        any |= w->workers[i].layout == layout && w->workers[i].was_here &&
+               !w->workers[i].left_for_good && !has_been_drained(w, &w->workers[i]);
     return w->layouts[layout].named || (any && w->layouts[layout].known);
 }
 
@@ -123,6 +134,23 @@ static void check_policy(struct world *w, const struct refit_action *a)
         world_fail(w, "version %llu committed for nobody", ULL(a->version));
 }
 
+/* Whoever has accepted holds what was published, element by element. */
+static void check_landed(struct world *w, const struct refit_action *a)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        struct worker *worker = &w->workers[i];
+        const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
+        if (w->layouts[worker->layout].side != REFIT_DESTINATION || !worker->attached ||
+            worker->accepted_attempt != a->attempt || worker->accepted_id != worker->id ||
+            r == NULL || r->gone)
+            continue;
+        const struct memory *m = worker_receiving(worker);
+        if (m->version != a->version || !memory_is_committed(w, worker, m))
+            world_fail(w, "worker %u has accepted version %llu, but does not hold it", i,
+                       ULL(a->version));
+    }
+}
+
 static void check_committed(struct world *w, const struct refit_action *a)
 {
     struct version_truth *v = world_version(w, a->version);
@@ -138,7 +166,11 @@ static void check_committed(struct world *w, const struct refit_action *a)
     v->committed_content = d.content;
     w->told_committed = a->version;
     w->n_commits++;
+    for (uint32_t i = 0; i < v->n_contents; i++)
+        if (v->contents[i].number == a->content)
+            memcpy(v->expected, v->contents[i].expected, sizeof v->expected);
     check_policy(w, a);
+    check_landed(w, a);
 }
 
 static void check_released(struct world *w, const struct refit_action *a)
@@ -148,7 +180,9 @@ static void check_released(struct world *w, const struct refit_action *a)
         return;
     const struct node *n = &w->nodes[worker->node];
     uint32_t index = (uint32_t)(worker - w->workers);
-    if (n->attempt != 0 && n->part[index] && n->started && !n->read)
+    const struct trial *t = trial_find(w, n->attempt);
+    if (t != NULL && t->role[index] == REFIT_ROLE_SENDS && t->worker[index] == worker->id &&
+        n->started && node_may_move(w, n) && !trial_read(w, t, worker->node))
         world_fail(w, "source %u is released while attempt %llu still reads it", index,
                    ULL(n->attempt));
 }
@@ -220,11 +254,14 @@ void check_step(struct world *w)
         if (!truth->attached || r == NULL || r->gone || r->layout->side != REFIT_DESTINATION)
             continue;
         if (refit_worker_state(w->refit, r) == REFIT_WORKER_CURRENT &&
-            (!truth->live.whole || truth->live.version != w->refit->committed))
+            r->applied <= w->told_committed &&
+            (truth->live.version != w->refit->committed ||
+             !memory_is_committed(w, truth, &truth->live)))
             world_fail(w, "worker %u is called current, but its memory holds %s version %llu", i,
-                       truth->live.whole ? "" : "torn", ULL(truth->live.version));
+                       memory_whole(w, truth, &truth->live) ? "" : "torn",
+                       ULL(truth->live.version));
         const struct memory *m = r->receive == REFIT_IN_PLACE ? &truth->live : &truth->shadow;
-        if (r->held != 0 && (!m->whole || m->version != r->held))
+        if (r->held != 0 && (!memory_whole(w, truth, m) || m->version != r->held))
             world_fail(w, "worker %u is said to hold version %llu, but it does not", i,
                        ULL(r->held));
     }
@@ -237,6 +274,15 @@ void check_restored(struct world *w)
         world_fail(w, "after a restart newest committed is %llu, but %llu was told",
                    ULL(w->refit->committed), ULL(w->told_committed));
     /* Committed just before the crash, durable, told to nobody: it stands. */
+    if (w->refit->committed > w->told_committed) {
+        struct version_truth *v = world_version(w, w->refit->committed);
+        const struct refit_version *r = refit_find_version(w->refit, w->refit->committed);
+        v->committed = true;
+        v->committed_content = r->content[0];
+        for (uint32_t i = 0; i < v->n_contents; i++)
+            if (v->contents[i].number == r->publication)
+                memcpy(v->expected, v->contents[i].expected, sizeof v->expected);
+    }
     w->told_committed = w->refit->committed;
     if (w->refit->in_flight != NULL || w->refit->queued != NULL)
         world_fail(w, "after a restart something is in flight");
@@ -252,8 +298,36 @@ void check_restored(struct world *w)
     }
 }
 
+/* Of a node that is lost nothing moves: its lease is over, it is dead, or it is quiet. */
+void check_lost(struct world *w, uint32_t node)
+{
+    const struct node *n = &w->nodes[node];
+    if (n->attempt != 0 && node_may_move(w, n) && n->member.attempt == n->attempt &&
+        n->session == n->view_session)
+        world_fail(w, "node %u is taken for lost, but attempt %llu may move there", node,
+                   ULL(n->attempt));
+}
+
+/* By itself everybody gets what is committed, unless it has said that it does not want it. */
+static void check_caught_up(struct world *w)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        const struct worker *worker = &w->workers[i];
+        const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
+        if (w->layouts[worker->layout].side != REFIT_DESTINATION || r == NULL || r->gone)
+            continue;
+        if (r->held != w->refit->committed && r->applied != w->refit->committed &&
+            r->skipped < w->refit->committed)
+            world_fail(w, "worker %u never gets version %llu", i, ULL(w->refit->committed));
+    }
+}
+
 void check_end(struct world *w)
 {
+    if (w->refit == NULL)
+        world_fail(w, "the coordinator is down in the end");
+    if (w->feed && w->catch_up)
+        check_caught_up(w);
     for (uint32_t i = 0; i < w->n_requests; i++)
         if (w->requests[i].open && w->requests[i].coordinator_life == w->coordinator_life)
             world_fail(w, "request %u (kind %d, version %llu) is never answered", i + 1,

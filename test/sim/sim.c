@@ -1,8 +1,8 @@
 /* Runs many seeds; each is a world of its own. A seed that fails is printed and replays exactly.
  *
- *   sim [--seeds N] [--first F]      N worlds from seed F (600, 1)
+ *   sim [--seeds N] [--first F]      N worlds from seed F (2000, 1; sanitized 500)
  *   sim --seed S [--crash-at K] [--trace]
- *   sim --crash-everywhere N         for each of N seeds (20): the coordinator dies at each event
+ *   sim --crash-everywhere N         for each of N seeds (4): the coordinator dies at each event
  *                                    in turn */
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,9 +13,15 @@
 #include "test/sim/world.h"
 
 #define ULL(x) ((unsigned long long)(x))
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SEEDS = 500 }; /* several times slower */
+#else
+enum { SEEDS = 2000 };
+#endif
 
 struct totals {
-    uint64_t worlds, steps, commits, aborts, crashes, answers, expels, no_memory;
+    uint64_t worlds, steps, commits, aborts, crashes, answers, expels, no_memory, moved, reused,
+        fed, caught_up, rehearsed, silent, drained;
 };
 
 static void add(struct totals *t, const struct world *w)
@@ -28,6 +34,13 @@ static void add(struct totals *t, const struct world *w)
     t->answers += w->n_answers;
     t->expels += w->n_expels;
     t->no_memory += w->n_no_memory;
+    t->moved += w->n_moved;
+    t->reused += w->n_reused;
+    t->fed += w->n_fed;
+    t->caught_up += w->n_caught_up;
+    t->rehearsed += w->n_rehearsed;
+    t->silent += w->n_silent;
+    t->drained += w->n_drained;
 }
 
 static uint64_t run_seed(uint64_t seed, uint64_t crash_at, bool trace, struct totals *t)
@@ -65,7 +78,7 @@ static uint64_t number(const char *text)
 
 int main(int argc, char **argv)
 {
-    uint64_t seeds = 600, first = 1, seed = 0, crash_at = 0, everywhere = 20;
+    uint64_t seeds = SEEDS, first = 1, seed = 0, crash_at = 0, everywhere = SEEDS / 500;
     bool trace = false, one = false;
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
@@ -97,11 +110,16 @@ int main(int argc, char **argv)
         for (uint64_t s = first; s < first + everywhere; s++)
             crash_everywhere(s, &t);
     }
-    printf("sim: %llu events, %llu committed, %llu aborted, %llu coordinator crashes, %llu "
-           "answers, %llu expelled, "
-           "%llu steps without memory\n",
-           ULL(t.steps), ULL(t.commits), ULL(t.aborts), ULL(t.crashes), ULL(t.answers),
-           ULL(t.expels), ULL(t.no_memory));
+    printf(
+        "sim: %llu events, %llu committed, %llu aborted, %llu coordinator crashes, %llu answers\n",
+        ULL(t.steps), ULL(t.commits), ULL(t.aborts), ULL(t.crashes), ULL(t.answers));
+    printf(
+        "     %llu silent nodes, %llu expelled, %llu drained workers, %llu rehearsals, %llu steps "
+        "without memory\n",
+        ULL(t.silent), ULL(t.expels), ULL(t.drained), ULL(t.rehearsed), ULL(t.no_memory));
+    printf("     %llu transfers moved, %llu not again, %llu from receivers, %llu instances caught "
+           "up\n",
+           ULL(t.moved), ULL(t.reused), ULL(t.fed), ULL(t.caught_up));
     printf("%llu passed, 0 failed\n", ULL(t.worlds));
     return 0;
 }

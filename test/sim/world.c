@@ -1,4 +1,4 @@
-/* The world's actors and its clock. */
+/* The clock, messages, the coordinator with its ledger, and how a world is made. */
 #include "test/sim/world.h"
 
 #include <stdarg.h>
@@ -11,8 +11,6 @@
 #include "base/random.h"
 
 #define ULL(x) ((unsigned long long)(x))
-enum { MS = 1000 * 1000 };
-#define S UINT64_C(1000000000)
 
 uint64_t world_random(struct world *w, uint64_t n)
 {
@@ -24,15 +22,12 @@ bool world_chance(struct world *w, double p)
     return (double)(random_next(&w->random) >> 11) < p * 9007199254740992.0;
 }
 
-/* A fault's chance: none in the calm. */
-static bool fault(struct world *w, double p)
+bool world_fault(struct world *w, double p)
 {
     return world_chance(w, p * w->trouble) && !w->calm;
 }
 
-static void say(const struct world *w, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-static void say(const struct world *w, const char *format, ...)
+void world_say(const struct world *w, const char *format, ...)
 {
     if (!w->trace)
         return;
@@ -62,41 +57,60 @@ struct worker *world_worker(struct world *w, uint64_t id)
     return NULL;
 }
 
-/* --- messages --- */
+uint32_t world_index(struct world *w, const struct refit_worker *r)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (w->workers[i].rank == r->rank &&
+            strcmp(w->layouts[w->workers[i].layout].name, r->layout->name) == 0)
+            return i;
+    world_fail(w, "the decider knows %s/rank %u, which there is not", r->layout->name, r->rank);
+}
 
-static struct message *send(struct world *w, enum message_type type, uint64_t at_ns)
+/* --- messages: a heap by time, then number --- */
+
+static bool before(const struct message *a, const struct message *b)
+{
+    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->number < b->number;
+}
+
+/* Where a message of that time belongs; the others make room. */
+struct message *world_send(struct world *w, enum message_type type, uint64_t at_ns)
 {
     if (w->n_messages >= MAX_MESSAGES)
         world_fail(w, "too many messages: somebody talks without end");
-    struct message *m = &w->messages[w->n_messages++];
-    *m = (struct message){.at_ns = at_ns,
-                          .number = ++w->n_sent,
-                          .type = type,
-                          .coordinator_life = w->coordinator_life};
-    return m;
+    struct message m = {.at_ns = at_ns,
+                        .number = ++w->n_sent,
+                        .type = type,
+                        .coordinator_life = w->coordinator_life};
+    uint32_t at = w->n_messages++;
+    for (; at > 0 && before(&m, &w->messages[(at - 1) / 2]); at = (at - 1) / 2)
+        w->messages[at] = w->messages[(at - 1) / 2];
+    w->messages[at] = m;
+    return &w->messages[at];
 }
 
-static bool take(struct world *w, struct message *ret)
+static void take(struct world *w, struct message *ret)
 {
-    if (w->n_messages == 0)
-        return false;
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < w->n_messages; i++) {
-        const struct message *a = &w->messages[i], *b = &w->messages[best];
-        if (a->at_ns < b->at_ns || (a->at_ns == b->at_ns && a->number < b->number))
-            best = i;
+    *ret = w->messages[0];
+    struct message last = w->messages[--w->n_messages];
+    uint32_t at = 0;
+    for (uint32_t child = 1; child < w->n_messages; child = 2 * at + 1) {
+        if (child + 1 < w->n_messages && before(&w->messages[child + 1], &w->messages[child]))
+            child++;
+        if (!before(&w->messages[child], &last))
+            break;
+        w->messages[at] = w->messages[child];
+        at = child;
     }
-    *ret = w->messages[best];
-    w->messages[best] = w->messages[--w->n_messages];
-    return true;
+    w->messages[at] = last;
 }
 
-static uint64_t soon(struct world *w, uint64_t max_ms)
+uint64_t world_soon(struct world *w, uint64_t max_ms)
 {
     return w->now_ns + 1000 + world_random(w, max_ms * MS);
 }
 
-static uint64_t ask(struct world *w, enum request_kind kind, uint64_t version, uint8_t content)
+uint64_t world_ask(struct world *w, enum request_kind kind, uint64_t version, uint8_t content)
 {
     rs_assert(w->n_requests < MAX_REQUESTS);
     w->requests[w->n_requests] = (struct request){.kind = kind,
@@ -107,46 +121,14 @@ static uint64_t ask(struct world *w, enum request_kind kind, uint64_t version, u
     return ++w->n_requests;
 }
 
-/* An event for the decider, `ms` from now at most. A request's cookie opens when it arrives. */
-static struct refit_event *tell(struct world *w, enum refit_event_type type, uint64_t ms)
+struct refit_event *world_tell(struct world *w, enum refit_event_type type, uint64_t ms)
 {
-    struct message *m = send(w, TO_COORDINATOR, soon(w, ms));
+    struct message *m = world_send(w, TO_COORDINATOR, world_soon(w, ms));
     m->ev.type = type;
     return &m->ev;
 }
 
-/* What a node says goes first in, first out; now and then it comes twice, the second time late. */
-static void node_says(struct world *w, uint32_t node, enum refit_event_type type,
-                      const struct refit_event *more)
-{
-    struct node *n = &w->nodes[node];
-    uint64_t at = soon(w, 3);
-    at = at > n->last_out_ns ? at : n->last_out_ns + 1;
-    n->last_out_ns = at;
-    bool about_attempt = type != REFIT_EV_NODE_UP && type != REFIT_EV_NODE_LOST;
-    int copies = about_attempt && fault(w, 0.05) ? 2 : 1;
-    for (int i = 0; i < copies; i++) {
-        struct message *m = send(w, TO_COORDINATOR, i == 0 ? at : at + world_random(w, 2 * S));
-        m->ev = *more;
-        m->ev.type = type;
-        m->ev.node.node = node;
-        m->life = n->life;
-    }
-}
-
-/* What a node does next comes to its end after a while, if it lives. */
-enum { WORK_PREPARED, WORK_READ, WORK_STAGED, WORK_APPLIED };
-
-static void node_step(struct world *w, uint32_t node, uint32_t what, const struct refit_action *a)
-{
-    struct message *m = send(w, NODE_STEP, soon(w, 15));
-    m->who = node;
-    m->step = what;
-    m->life = w->nodes[node].life;
-    m->action = *a;
-}
-
-/* --- the coordinator --- */
+/* --- the ledger --- */
 
 struct write {
     struct ledger_transaction t; /* first: the ledger gives it back */
@@ -154,8 +136,6 @@ struct write {
     struct world *w;
     uint64_t life;
 };
-
-static void step(struct world *w, struct refit_event *ev);
 
 static void written(struct ledger_transaction *t, int code, const struct err *e)
 {
@@ -169,7 +149,7 @@ static void written(struct ledger_transaction *t, int code, const struct err *e)
     ledger_transaction_close(t);
     free(write);
     if (alive)
-        step(w, &ev);
+        world_step(w, &ev);
 }
 
 static void persist(struct world *w, const struct refit_action *a)
@@ -181,56 +161,121 @@ static void persist(struct world *w, const struct refit_action *a)
     write->w = w;
     write->life = w->coordinator_life;
     ledger_submit(w->ledger, &write->t);
-    send(w, LEDGER_WRITES, soon(w, 4));
+    world_send(w, LEDGER_WRITES, world_soon(w, 4));
 }
 
-static uint64_t source_content(const struct world *w)
+static bool late(const struct world *w, const struct message *m)
 {
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        if (w->layouts[w->workers[i].layout].side == REFIT_SOURCE)
-            sum += w->workers[i].salt * (w->workers[i].rank + 1);
-    return sum;
+    return m->coordinator_life != w->coordinator_life || w->refit == NULL;
 }
 
-static void to_node(struct world *w, const struct refit_action *a)
+static void ledger_writes(struct world *w, const struct message *m)
+{
+    if (late(w, m))
+        return;
+    struct ledger_mem_faults f = {.hold = true, .fail_at = world_fault(w, 0.02) ? 1 : 0};
+    ledger_mem_set_faults(w->ledger, &f);
+    (void)ledger_mem_release(w->ledger, 1);
+}
+
+/* --- the decider's actions --- */
+
+static void do_plan(struct world *w, const struct refit_action *a)
+{
+    struct trial *t;
+    struct message *m = world_send(w, TO_COORDINATOR, world_soon(w, 3));
+    m->ev.type = REFIT_EV_PLANNED;
+    m->ev.planned.attempt = a->attempt;
+    uint64_t number = m->number;
+    int code = trial_plan(w, a, &t);
+    if (code == 0 && world_fault(w, 0.01))
+        code = RS_EINTERNAL;
+    for (uint32_t i = 0; i < w->n_messages; i++)
+        if (w->messages[i].number == number) {
+            w->messages[i].ev.planned.code = code;
+            w->messages[i].ev.planned.digest = code == 0 ? t->digest : NULL;
+        }
+}
+
+/* Sources that are replicas of one another are compared before anything is prepared. */
+static bool sources_disagree(struct world *w, const struct refit_action *a)
+{
+    const struct trial *t = trial_find(w, a->attempt);
+    if (a->type != REFIT_DO_PREPARE || t == NULL || !t->disagree)
+        return false;
+    struct refit_event *ev = world_tell(w, REFIT_EV_FAILED, 2);
+    ev->node.node = a->node;
+    ev->node.attempt = a->attempt;
+    ev->node.code = RS_EDATALOSS;
+    ev->node.text = "train/rank 0 and train/rank 1 differ";
+    return true;
+}
+
+static void do_expel(struct world *w, const struct refit_action *a)
 {
     struct node *n = &w->nodes[a->node];
-    if (a->type == REFIT_DO_PREPARE && n->up && n->known_life == n->life) {
-        n->attempt = a->attempt; /* from now on it counts as not quiet */
-        n->version = a->version;
-        n->started = n->read = false;
-        n->content = source_content(w);
-        for (uint32_t i = 0; i < w->n_workers; i++) {
-            const struct refit_worker *r = refit_find_worker(w->refit, w->workers[i].id);
-            n->part[i] = w->workers[i].node == a->node && r != NULL && r->taking_part;
-            n->skip[i] = n->part[i] && refit_holds_already(w->refit, r);
+    w->n_expels++;
+    if (a->node != 0 && n->expelled == a->attempt) { /* asked once already */
+        struct message *m = world_send(w, SEVERED, w->now_ns + 1);
+        m->who = a->node;
+        m->session = n->view_session;
+        m->step = 1;
+    } else {
+        node_order(w, a->node, a, false);
+    }
+    n->expelled = a->attempt;
+}
+
+static void do_tell(struct world *w, const struct refit_action *a)
+{
+    const struct worker *worker = world_worker(w, a->worker);
+    if (worker != NULL)
+        node_order(w, worker->node, a, false);
+}
+
+static void do_notify(struct world *w, const struct refit_action *a)
+{
+    world_say(w, "version %llu attempt %llu kind %d: %s %s", ULL(a->version), ULL(a->attempt),
+              (int)a->kind, refit_phase_name((int)a->phase), a->text);
+    w->n_aborts += a->phase == REFIT_ABORTED;
+    w->n_rehearsed += a->phase == REFIT_REHEARSED;
+    for (struct queue *q = w->refit->workers.next;
+         q != &w->refit->workers && a->phase == REFIT_ACCEPTING; q = q->next) {
+        const struct refit_worker *r = container_of(q, struct refit_worker, link);
+        struct worker *worker = &w->workers[world_index(w, r)];
+        if (worker->automatic && r->taking_part) {
+            worker->accepted_attempt = a->attempt;
+            worker->accepted_id = r->id;
         }
     }
-    uint64_t at = soon(w, 3);
-    at = at > n->last_in_ns ? at : n->last_in_ns + 1;
-    n->last_in_ns = at;
-    struct message *m = send(w, TO_NODE, at);
-    m->action = *a;
-    m->who = a->node;
-    m->life = n->known_life;
+    if (!refit_phase_final((int)a->phase) || a->attempt == 0)
+        return;
+    for (uint32_t i = 0; i < w->n_nodes; i++)
+        node_order(w, i, a, true);
 }
 
-static void apply(struct world *w, const struct worker *worker, uint64_t version)
+/* What a client does about "try again", and what its daemon does about a refusal. */
+static void do_reply(struct world *w, const struct refit_action *a)
 {
-    struct refit_event *ev = tell(w, REFIT_EV_APPLY, 20);
-    ev->cookie = UINT64_MAX;
-    ev->apply.worker = worker->id;
-    ev->apply.version = version;
-    ev->apply.skip = world_chance(w, 0.2);
-}
-
-/* What a client does about "try again". */
-static void apply_again(struct world *w, const struct request *q)
-{
-    const struct worker *worker = world_worker(w, q->worker);
-    if (q->kind == ASK_APPLY && worker != NULL && worker->attached)
-        apply(w, worker, q->version);
+    const struct request *q = &w->requests[a->cookie - 1];
+    struct worker *worker = world_worker(w, q->worker);
+    world_say(w, "reply %llu: %s %s", ULL(a->cookie), err_name(a->code), a->text);
+    if (worker == NULL || !worker->attached)
+        return;
+    if (q->kind == ASK_APPLY && a->code == RS_EUNAVAIL)
+        worker_apply(w, worker, q->version);
+    if (q->kind != ASK_ATTACH)
+        return;
+    if (a->code != 0) {
+        worker_detached(w, (uint32_t)(worker - w->workers));
+        return;
+    }
+    worker->left_for_good = false;
+    worker->was_here = worker->known = true;
+    w->layouts[worker->layout].known = true;
+    if (worker->receive == REFIT_STAGED_RECEIVE && a->attempt > a->value &&
+        a->attempt <= a->version) /* committed, held and not applied, as Attached says */
+        worker_apply(w, worker, a->attempt);
 }
 
 static void act(struct world *w, const struct refit_action *a)
@@ -240,78 +285,72 @@ static void act(struct world *w, const struct refit_action *a)
     case REFIT_DO_PERSIST:
         persist(w, a);
         break;
-    case REFIT_DO_PLAN: {
-        static const uint8_t digest[16] = {1};
-        struct refit_event *ev = tell(w, REFIT_EV_PLANNED, 3);
-        ev->planned.attempt = a->attempt;
-        ev->planned.digest = digest;
-        ev->planned.code = fault(w, 0.01) ? RS_EINTERNAL : 0;
+    case REFIT_DO_PLAN:
+        do_plan(w, a);
         break;
-    }
     case REFIT_DO_PREPARE:
     case REFIT_DO_START:
     case REFIT_DO_ABORT:
-        to_node(w, a);
+        if (!sources_disagree(w, a))
+            node_order(w, a->node, a, false);
         break;
     case REFIT_DO_EXPEL:
-        w->n_expels++;
-        send(w, NODE_DIES, soon(w, 5))->who = a->node;
+        do_expel(w, a);
         break;
-    case REFIT_DO_APPLY: {
-        struct worker *worker = world_worker(w, a->worker);
-        if (worker == NULL || !worker->attached)
-            break; /* it is dead; that is on its way */
-        if (!worker->shadow.whole || worker->shadow.version != a->version)
-            world_fail(w, "apply of version %llu from a shadow that does not hold it",
-                       ULL(a->version));
-        worker->live.whole = false; /* from now on it is being written to */
-        node_step(w, worker->node, WORK_APPLIED, a);
+    case REFIT_DO_APPLY:
+        node_order(w, a->node, a, false);
         break;
-    }
-    case REFIT_DO_TELL: {
-        const struct worker *worker = world_worker(w, a->worker);
-        if (worker == NULL)
-            break;
-        struct message *m = send(w, TO_WORKER, soon(w, 3));
-        m->who = (uint32_t)(worker - w->workers);
-        m->life = worker->life;
-        m->action = *a;
+    case REFIT_DO_TELL:
+        do_tell(w, a);
         break;
-    }
     case REFIT_DO_NOTIFY:
-        say(w, "version %llu attempt %llu: %s %s", ULL(a->version), ULL(a->attempt),
-            refit_phase_name((int)a->phase), a->text);
-        w->n_aborts += a->phase == REFIT_ABORTED;
+        do_notify(w, a);
         break;
     case REFIT_DO_SET_DEADLINE:
         w->deadline_ns = a->at_ns;
         if (a->at_ns != REFIT_NEVER) {
-            struct message *m = send(w, TICK, a->at_ns > w->now_ns ? a->at_ns : w->now_ns + 1);
-            w->tick_number = m->number;
+            uint64_t at = a->at_ns > w->now_ns ? a->at_ns : w->now_ns + 1;
+            w->tick_number = world_send(w, TICK, at)->number;
         }
         break;
     case REFIT_DO_REPLY:
-        say(w, "reply %llu: %s %s", ULL(a->cookie), err_name(a->code), a->text);
-        if (a->code == RS_EUNAVAIL)
-            apply_again(w, &w->requests[a->cookie - 1]);
+        do_reply(w, a);
         break;
     case REFIT_DO_COMMITTED:
-        say(w, "version %llu is committed", ULL(a->version));
+        world_say(w, "version %llu is committed", ULL(a->version));
+        for (uint32_t i = 0; i < w->n_nodes; i++)
+            node_order(w, i, a, false);
         break;
     case REFIT_DO_MARK:
+        w->n_caught_up += strcmp(a->text, "caught_up") == 0;
         break;
     }
 }
 
-static void crash(struct world *w);
-
-/* Gives one event, now and then with memory that runs out first: that must change nothing. */
-static void step(struct world *w, struct refit_event *ev)
+/* Whoever is on a drained node and is not known any more has left: its lease is ended. */
+static void end_drained(struct world *w)
 {
+    for (size_t i = 0; i < w->refit->n_nodes; i++)
+        for (uint32_t k = 0; k < w->n_workers && w->refit->nodes[i].draining; k++) {
+            struct worker *worker = &w->workers[k];
+            if (worker->node != w->refit->nodes[i].node || !worker->attached || !worker->known ||
+                refit_find_worker(w->refit, worker->id) != NULL)
+                continue;
+            w->n_drained++;
+            worker->left_for_good = true;
+            worker_detached(w, k);
+        }
+}
+
+/* Now and then memory runs out first: that must change nothing. */
+void world_step(struct world *w, struct refit_event *ev)
+{
+    if (w->refit == NULL)
+        return;
     ev->now_ns = w->now_ns;
     ev->wall_ns = w->wall_ns + w->now_ns;
     w->step++;
-    if (fault(w, 0.05)) {
+    if (world_fault(w, 0.05)) {
         mem_fail_at(1 + (long)world_random(w, 4));
         int rc = refit_step(w->refit, ev, &w->update);
         mem_fail_at(0);
@@ -325,16 +364,129 @@ static void step(struct world *w, struct refit_event *ev)
     }
     for (size_t i = 0; i < w->update.n_actions; i++)
         act(w, &w->update.actions[i]);
+    end_drained(w);
     check_step(w);
-    if (w->step == w->crash_at || (w->crash_at == 0 && fault(w, 0.002)))
-        crash(w);
+    if (w->step == w->crash_at || (w->crash_at == 0 && world_fault(w, 0.001)))
+        world_crash(w);
 }
+
+/* --- what arrives --- */
+
+static enum request_kind kind_of(const struct refit_event *ev)
+{
+    switch (ev->type) {
+    case REFIT_EV_SUBMIT:
+        return ev->submit.rehearsal ? ASK_OTHER : ASK_SUBMIT;
+    case REFIT_EV_ABORT:
+        return ASK_ABORT;
+    case REFIT_EV_APPLY:
+        return ASK_APPLY;
+    case REFIT_EV_ATTACHED:
+        return ASK_ATTACH;
+    case REFIT_EV_DRAIN:
+        return ev->drain.on ? ASK_DRAIN : ASK_OTHER;
+    default:
+        return ASK_OTHER;
+    }
+}
+
+static uint32_t policies(const struct world *w, struct refit_policy *ret)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->n_layouts; i++)
+        if (w->layouts[i].named)
+            ret[n++] = (struct refit_policy){.layout_name = (char *)(uintptr_t)w->layouts[i].name,
+                                             .min_instances = w->layouts[i].min_instances};
+    return n;
+}
+
+static enum refit_role role_of(const struct world *w, const struct worker *worker)
+{
+    return w->layouts[worker->layout].side == REFIT_SOURCE ? REFIT_ROLE_SENDS : REFIT_ROLE_RECEIVES;
+}
+
+/* Of a version that may still go on: what is refused as too late nobody waits for. */
+static void awaits_end(const struct world *w, struct worker *worker, uint64_t version)
+{
+    const struct refit_version *v = refit_find_version(w->refit, version);
+    const struct refit_version *flying = w->refit->in_flight;
+    bool source = w->layouts[worker->layout].side == REFIT_SOURCE;
+    const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
+    if (flying != NULL && flying->version == version && flying->kind != REFIT_KIND_REFIT &&
+        r != NULL && r->taking_part && refit_worker_role(w->refit, r) == role_of(w, worker))
+        v = flying;
+    bool over = v == NULL ? version <= w->refit->committed : refit_phase_final(v->phase.state);
+    bool released = v != NULL && v->source_released && source;
+    if (!over && !released)
+        worker->awaits = version;
+}
+
+/* What the world has to know of an event before the decider has it. */
+static void note_event(struct world *w, const struct refit_event *ev)
+{
+    struct worker *worker = NULL;
+    const struct refit_worker *r =
+        ev->type == REFIT_EV_VERDICT ? refit_find_worker(w->refit, ev->verdict.worker) : NULL;
+    if (r != NULL && ev->verdict.accept) {
+        worker = &w->workers[world_index(w, r)];
+        worker->accepted_attempt = ev->verdict.attempt;
+        worker->accepted_id = r->id;
+    }
+    if (ev->type == REFIT_EV_VERDICT && (worker = world_worker(w, ev->verdict.worker)) != NULL)
+        awaits_end(w, worker, ev->verdict.version);
+    if (ev->type == REFIT_EV_READY && (worker = world_worker(w, ev->ready.worker)) != NULL)
+        awaits_end(w, worker, ev->ready.version);
+    if (ev->type == REFIT_EV_LEFT && (r = refit_find_worker(w->refit, ev->left.worker)) != NULL)
+        w->workers[world_index(w, r)].left_for_good = ev->left.for_good;
+    if (ev->type == REFIT_EV_ATTACHED && (worker = world_worker(w, ev->attached.worker)) != NULL)
+        worker->told_session = w->nodes[worker->node].view_session;
+    if (ev->type == REFIT_EV_PUBLISHED &&
+        (worker = world_worker(w, ev->published.worker)) != NULL) {
+        worker->publishing = false;
+        awaits_end(w, worker, ev->published.version);
+    }
+}
+
+void world_arrive(struct world *w, struct message *m)
+{
+    struct refit_event *ev = &m->ev;
+    char id[32];
+    uint8_t content[16] = {(uint8_t)m->step};
+    struct refit_policy named[MAX_LAYOUTS];
+    if (w->refit == NULL)
+        return;
+    if (ev->type == REFIT_EV_SUBMIT) {
+        (void)snprintf(id, sizeof id, "r%llu", ULL(m->request));
+        ev->submit.request_id = id;
+        ev->submit.content = content;
+        ev->submit.release_at = w->release_at;
+        ev->submit.policies = named;
+        ev->submit.n_policies = policies(w, named);
+        world_say(w, "submit version %llu content %u request %s", ULL(ev->submit.version), m->step,
+                  id);
+    }
+    if (ev->cookie == UINT64_MAX) {
+        ev->cookie = world_ask(w, kind_of(ev), ev->type == REFIT_EV_SUBMIT ? ev->submit.version : 0,
+                               content[0]);
+        struct request *q = &w->requests[ev->cookie - 1];
+        if (ev->type == REFIT_EV_APPLY) {
+            q->version = ev->apply.version;
+            q->worker = ev->apply.worker;
+        }
+        if (ev->type == REFIT_EV_ATTACHED)
+            q->worker = ev->attached.worker;
+        if (ev->type == REFIT_EV_DRAIN)
+            q->worker = ev->drain.node;
+    }
+    note_event(w, ev);
+    world_step(w, ev);
+}
+
+/* --- the coordinator's life --- */
 
 static void tell_layout(struct world *w, const struct layout_truth *l, bool member)
 {
     uint8_t digest[16] = {(uint8_t)(l - w->layouts + 1)};
-    if (w->refit == NULL) /* it died over the layout before */
-        return;
     struct refit_event ev = {.type = REFIT_EV_LAYOUT,
                              .layout = {.side = l->side,
                                         .name = l->name,
@@ -343,7 +495,7 @@ static void tell_layout(struct world *w, const struct layout_truth *l, bool memb
                                         .n_ranks = l->n_ranks,
                                         .n_instances = l->n_instances,
                                         .member = member}};
-    step(w, &ev);
+    world_step(w, &ev); /* nothing, where it died over the layout before */
 }
 
 static int restore_row(const struct ledger_record *row, void *arg)
@@ -351,8 +503,10 @@ static int restore_row(const struct ledger_record *row, void *arg)
     struct world *w = arg;
     if (row->kind == LEDGER_MEMBER && row->member.active)
         for (uint32_t i = 0; i < w->n_layouts; i++)
-            if (strcmp(w->layouts[i].name, row->member.name) == 0)
+            if (strcmp(w->layouts[i].name, row->member.name) == 0) {
                 tell_layout(w, &w->layouts[i], true);
+                w->layouts[i].known = true;
+            }
     return refit_restore(w->refit, row, NULL);
 }
 
@@ -364,6 +518,11 @@ static void coordinator_start(struct world *w)
     config.transfer_timeout_ms = 400;
     config.accept_timeout_ms = 200;
     config.quiesce_timeout_ms = 100;
+    config.n_nodes = w->n_nodes;
+    config.settle_ms = LEASE_MS + SLACK_MS;
+    config.feed = w->feed;
+    config.catch_up = w->catch_up;
+    config.catch_up_retry_ms = 20;
     w->coordinator_life++;
     w->refit = refit_new("m", &config);
     rs_assert(w->refit != NULL && ledger_mem_open(w->store, NULL, &w->ledger) == 0);
@@ -371,29 +530,32 @@ static void coordinator_start(struct world *w)
     ledger_mem_set_faults(w->ledger, &hold);
     uint64_t crash_at = w->crash_at;
     w->crash_at = UINT64_MAX; /* not in the middle of the start */
+    for (uint32_t i = 0; i < w->n_layouts; i++)
+        w->layouts[i].known = false; /* until its member row or a worker says so */
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        w->workers[i].was_here = false;
     rs_assert(ledger_load(w->ledger, restore_row, w, NULL) == 0);
     struct refit_event ev = {.type = REFIT_EV_RESTORED};
-    step(w, &ev);
+    world_step(w, &ev);
     w->crash_at = crash_at;
     check_restored(w);
     for (uint32_t i = 0; i < w->n_layouts; i++)
         tell_layout(w, &w->layouts[i], false);
     if (w->refit == NULL)
         return;
-    say(w, "coordinator life %llu, newest committed %llu", ULL(w->coordinator_life),
-        ULL(w->refit->committed));
-    for (uint32_t i = 0; i < w->n_nodes; i++)
-        if (w->nodes[i].up)
-            node_says(w, i, REFIT_EV_NODE_UP, &(struct refit_event){0});
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        send(w, WORKER_ATTACHES, soon(w, 20))->who = i;
+    world_say(w, "coordinator life %llu, newest committed %llu", ULL(w->coordinator_life),
+              ULL(w->refit->committed));
+    node_start(w, 0, true);
+    world_send(w, COORDINATOR_LOOKS, w->now_ns + 20 * (uint64_t)MS);
 }
 
-/* The coordinator's process ends. A few of the transactions that it waits for still make it. The
- * data planes end what they do: they are its children, or their lease runs out. */
-static void crash(struct world *w)
+/* The coordinator's process ends, and its node's data plane with it. A few of the transactions that
+ * it waits for still make it. */
+void world_crash(struct world *w)
 {
-    say(w, "coordinator crashes");
+    if (w->refit == NULL)
+        return;
+    world_say(w, "coordinator crashes");
     w->n_crashes++;
     struct refit *dead = w->refit;
     w->refit = NULL; /* `written` tells nobody */
@@ -410,454 +572,22 @@ static void crash(struct world *w)
     w->ledger = NULL;
     refit_free(dead);
     w->coordinator_life++;
-    for (uint32_t i = 0; i < w->n_nodes; i++) {
-        w->nodes[i].attempt = 0;
-        w->nodes[i].life++;
-    }
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        w->workers[i].attached = false;
-    send(w, COORDINATOR_RETURNS, soon(w, 50));
-}
-
-/* --- nodes --- */
-
-static void each_written(struct world *w, struct node *n, bool whole)
-{
-    for (uint32_t i = 0; i < w->n_workers; i++) {
-        struct worker *worker = &w->workers[i];
-        if (!n->part[i] || w->layouts[worker->layout].side != REFIT_DESTINATION)
-            continue;
-        struct memory *m = worker->receive == REFIT_IN_PLACE ? &worker->live : &worker->shadow;
-        if (n->skip[i]) {
-            if (worker->attached &&
-                (!m->whole || m->version != n->version || m->content != n->content))
-                world_fail(w, "worker %u is skipped, but does not hold version %llu as published",
-                           i, ULL(n->version));
-            continue;
-        }
-        *m = (struct memory){.version = n->version, .content = n->content, .whole = whole};
-    }
-}
-
-static void node_receives(struct world *w, const struct message *m)
-{
-    struct node *n = &w->nodes[m->who];
-    if (!n->up || m->life != n->life)
-        return;
-    const struct refit_action *a = &m->action;
-    struct refit_event answer = {.node = {.attempt = a->attempt}};
-    if (a->type == REFIT_DO_ABORT) {
-        if (n->mute)
-            return;
-        n->attempt = 0;
-        node_says(w, m->who, REFIT_EV_QUIESCED, &answer);
-    } else if (a->attempt != n->attempt) {
-        world_fail(w, "node %u is asked for attempt %llu, it has %llu", m->who, ULL(a->attempt),
-                   ULL(n->attempt));
-    } else if (a->type == REFIT_DO_PREPARE) {
-        node_step(w, m->who, WORK_PREPARED, a);
-    } else {
-        n->started = true;
-        each_written(w, n, false);
-        node_step(w, m->who, WORK_READ, a);
-    }
-}
-
-static void node_applied(struct world *w, const struct message *m)
-{
-    struct worker *worker = world_worker(w, m->action.worker);
-    if (worker == NULL)
-        return;
-    struct refit_event ev = {.applied = {.worker = worker->id,
-                                         .version = m->action.version,
-                                         .code = fault(w, 0.03) ? RS_EDATALOSS : 0}};
-    worker->live = worker->shadow;
-    worker->live.whole &= ev.applied.code == 0;
-    struct message *out = send(w, TO_COORDINATOR, soon(w, 3));
-    out->ev = ev;
-    out->ev.type = REFIT_EV_APPLIED;
-    out->who = m->who + 1; /* of this life of that node: it can't come after NODE_LOST */
-    out->life = m->life;
-}
-
-static void node_works(struct world *w, const struct message *m)
-{
-    struct node *n = &w->nodes[m->who];
-    if (m->step == WORK_APPLIED) {
-        if (n->up && m->life == n->life)
-            node_applied(w, m);
-        return;
-    }
-    if (!n->up || m->life != n->life || m->action.attempt != n->attempt || n->attempt == 0)
-        return;
-    struct refit_event ev = {.node = {.attempt = n->attempt}};
-    if (fault(w, 0.02)) {
-        ev.node.code = RS_EDATALOSS;
-        ev.node.text = "a difference";
-        for (uint32_t i = 0; i < w->n_workers; i++)
-            if (n->part[i] && world_chance(w, 0.5))
-                ev.node.worker = w->workers[i].id;
-        node_says(w, m->who, REFIT_EV_FAILED, &ev);
-        return;
-    }
-    if (fault(w, 0.01))
-        return; /* hangs; the deadline finds it */
-    if (m->step == WORK_PREPARED) {
-        node_says(w, m->who, REFIT_EV_PREPARED, &ev);
-    } else if (m->step == WORK_READ) {
-        n->read = true;
-        ev.node.sources_read_ns = w->now_ns;
-        ev.node.first_byte_ns = w->now_ns;
-        node_says(w, m->who, REFIT_EV_PROGRESS, &ev);
-        node_step(w, m->who, WORK_STAGED, &m->action);
-    } else {
-        each_written(w, n, true);
-        ev.node.sources_read_ns = ev.node.first_byte_ns = ev.node.last_byte_ns = w->now_ns;
-        node_says(w, m->who, REFIT_EV_STAGED, &ev);
-        n->attempt = 0; /* its streams are drained */
-    }
-}
-
-static void node_dies(struct world *w, uint32_t node)
-{
-    struct node *n = &w->nodes[node];
-    if (!n->up)
-        return;
-    say(w, "data plane of node %u dies", node);
-    n->up = false;
-    n->life++;
-    n->attempt = 0;
-    n->mute = false;
-    node_says(w, node, REFIT_EV_NODE_LOST, &(struct refit_event){0});
-    send(w, NODE_RETURNS, soon(w, 60))->who = node;
-}
-
-/* --- workers --- */
-
-static void worker_attaches(struct world *w, uint32_t index)
-{
-    struct worker *worker = &w->workers[index];
-    const struct layout_truth *l = &w->layouts[worker->layout];
-    if (worker->attached || w->refit == NULL)
-        return;
-    worker->attached = true;
-    worker->publishing = false;
-    worker->life++;
-    uint64_t before = worker->id; /* what it said as that one may still be on its way */
-    worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
-    /* The daemon has fingerprinted what it says to hold, against what the ledger knows as
-     * committed. */
-    bool live = worker->live.whole && world_version(w, worker->live.version)->committed;
-    bool shadow = worker->shadow.whole && world_version(w, worker->shadow.version)->committed;
-    struct refit_event ev = {
-        .type = REFIT_EV_ATTACHED,
-        .cookie = ask(w, ASK_OTHER, 0, 0),
-        .attached = {.worker = worker->id,
-                     .node = worker->node,
-                     .side = l->side,
-                     .layout_name = l->name,
-                     .rank = worker->rank,
-                     .receive = worker->receive,
-                     .accept_automatically = worker->automatic,
-                     .live = live ? worker->live.version : 0,
-                     .shadow = shadow ? worker->shadow.version : 0,
-                     .torn = !live && worker->receive == REFIT_IN_PLACE && worker->awaits != 0,
-                     .waits_for = worker->awaits}};
-    step(w, &ev);
-    if (w->refit == NULL)
-        return;
-    if (refit_find_worker(w->refit, worker->id) == NULL) { /* its memory is still in use */
-        worker->attached = false;
-        worker->id = before;
-        send(w, WORKER_ATTACHES, soon(w, 20))->who = index;
-    } else {
-        worker->left_for_good = false;
-        w->layouts[worker->layout].known = true;
-        const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
-        if (r->receive == REFIT_STAGED_RECEIVE && r->held > r->applied) /* as Attached says */
-            apply(w, worker, r->held);
-    }
-}
-
-static void worker_dies(struct world *w, uint32_t index)
-{
-    struct worker *worker = &w->workers[index];
-    if (!worker->attached)
-        return;
-    say(w, "worker %u dies", index);
-    worker->attached = false;
-    worker->life++;
-    bool keeps = world_chance(w, 0.5);
-    if (!keeps) { /* a new process with new memory; else the memory outlives it */
-        worker->live = worker->shadow = (struct memory){0};
-        worker->published = worker->awaits = 0;
-    }
-    struct refit_event *ev = tell(w, REFIT_EV_LEFT, 3);
-    ev->left.worker = worker->id;
-    ev->left.for_good = fault(w, 0.1);
-    ev->left.reason = "process ended";
-    send(w, WORKER_ATTACHES, soon(w, 80))->who = index;
-}
-
-static void publish(struct world *w, struct worker *worker, uint64_t version)
-{
-    if (!worker->attached || worker->publishing || w->refit == NULL)
-        return; /* one at a time */
-    struct err e = {0};
-    if (refit_publish_check(w->refit, worker->id, version, &e) != 0)
-        return;
-    worker->published = version;
-    worker->publishing = true;
-    worker->salt = version * 1000 + worker->layout + (fault(w, 0.03) ? 7 : 0);
-    struct refit_event *ev = tell(w, REFIT_EV_PUBLISHED, 5);
-    ev->cookie = UINT64_MAX; /* opened on arrival */
-    ev->published.worker = worker->id;
-    ev->published.version = version;
-    ev->published.publication = worker->salt;
-}
-
-/* What ends a worker's wait: a release for a source; a commit or an abort for a destination. */
-static void hears(const struct world *w, struct worker *worker, const struct refit_action *a)
-{
-    bool source = w->layouts[worker->layout].side == REFIT_SOURCE;
-    bool ends = source ? a->tell == REFIT_TELL_SOURCE_RELEASED
-                       : a->tell == REFIT_TELL_COMMITTED || a->tell == REFIT_TELL_ABORTED;
-    if (ends && a->version == worker->awaits)
-        worker->awaits = 0;
-}
-
-static void worker_receives(struct world *w, const struct message *m)
-{
-    struct worker *worker = &w->workers[m->who];
-    const struct refit_action *a = &m->action;
-    if (!worker->attached || m->life != worker->life)
-        return;
-    hears(w, worker, a);
-    if (!worker->behaves && fault(w, 0.15))
-        return; /* does not answer this one */
-    struct refit_event *ev;
-    switch (a->tell) {
-    case REFIT_TELL_PUBLISH_REQUESTED:
-        publish(w, worker, a->version);
-        break;
-    case REFIT_TELL_READY_REQUESTED:
-        ev = tell(w, REFIT_EV_READY, 10);
-        ev->cookie = UINT64_MAX;
-        ev->ready.worker = worker->id;
-        ev->ready.version = a->version;
-        break;
-    case REFIT_TELL_ACCEPT_REQUESTED:
-        ev = tell(w, REFIT_EV_VERDICT, 10);
-        ev->cookie = UINT64_MAX;
-        ev->verdict.worker = worker->id;
-        ev->verdict.version = a->version;
-        ev->verdict.attempt = a->attempt;
-        ev->verdict.accept = !fault(w, 0.05);
-        ev->verdict.reason = "a bad smell";
-        break;
-    case REFIT_TELL_COMMITTED:
-        if (worker->receive == REFIT_STAGED_RECEIVE)
-            apply(w, worker, a->version);
-        break;
-    case REFIT_TELL_ABORTED:
-    case REFIT_TELL_SOURCE_RELEASED:
-        break;
-    }
-}
-
-/* --- trainer and operator --- */
-
-static void submit(struct world *w, uint64_t version, uint8_t content, uint64_t request)
-{
-    struct message *m = send(w, TO_COORDINATOR, soon(w, 5));
-    m->ev.type = REFIT_EV_SUBMIT;
-    m->ev.cookie = UINT64_MAX;
-    m->ev.submit.version = version;
-    m->request = request;
-    m->step = content;
-}
-
-static void publish_all(struct world *w, uint64_t version)
-{
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        if (w->layouts[w->workers[i].layout].side == REFIT_SOURCE && world_chance(w, 0.7))
-            publish(w, &w->workers[i], version);
-}
-
-static void operator_aborts(struct world *w)
-{
-    struct refit_event *ev = tell(w, REFIT_EV_ABORT, 5);
-    ev->cookie = UINT64_MAX;
-    ev->abort.version = world_chance(w, 0.5) ? 0 : w->newest_asked;
-    ev->abort.reason = "by hand";
-}
-
-static void submit_new(struct world *w)
-{
-    w->newest_asked += 1 + world_random(w, 2);
-    publish_all(w, w->newest_asked);
-    submit(w, w->newest_asked, 1, ++w->last_request);
-}
-
-/* In the calm: what is lost (a coordinator that died with it) is asked again. */
-static void trainer_insists(struct world *w)
-{
-    if (w->told_committed >= w->newest_asked)
-        return;
-    if (w->refit != NULL && w->refit->in_flight == NULL)
-        submit(w, w->newest_asked, 1, ++w->last_request);
-    send(w, TRAINER_ACTS, w->now_ns + 600 * (uint64_t)MS);
-}
-
-static void trainer_acts(struct world *w)
-{
-    if (w->calm) {
-        trainer_insists(w);
-        return;
-    }
-    uint64_t dice = world_random(w, 100);
-    if (dice < 60 || w->newest_asked == 0)
-        submit_new(w);
-    else if (dice < 70) /* the same request once more */
-        submit(w, w->newest_asked, 1, w->last_request);
-    else if (dice < 80) /* a new try */
-        submit(w, w->newest_asked, 1, ++w->last_request);
-    else if (dice < 85)
-        submit(w, w->newest_asked, 2, ++w->last_request);
-    else if (dice < 90)
-        submit(w, 1 + world_random(w, w->newest_asked), 1, ++w->last_request);
-    else if (dice < 95)
-        operator_aborts(w);
-    else {
-        struct refit_event *ev = tell(w, REFIT_EV_MARK, 5);
-        ev->cookie = UINT64_MAX;
-        ev->mark.version = w->newest_asked;
-        ev->mark.name = "generation_begin";
-    }
-    if (++w->n_trainer_acts < w->max_trainer_acts)
-        send(w, TRAINER_ACTS, soon(w, 150));
-}
-
-static void trouble(struct world *w)
-{
-    if (fault(w, 0.3))
-        send(w, WORKER_DIES, soon(w, 50))->who = (uint32_t)world_random(w, w->n_workers);
-    if (fault(w, 0.15))
-        send(w, NODE_DIES, soon(w, 50))->who = (uint32_t)world_random(w, w->n_nodes);
-    if (fault(w, 0.1))
-        w->nodes[world_random(w, w->n_nodes)].mute = true;
-    if (!w->calm)
-        send(w, OPERATOR_ACTS, soon(w, 200));
+    w->rehearsing = 0;
+    links_forget(w);
+    node_dies(w, 0);
+    world_send(w, COORDINATOR_RETURNS, world_soon(w, 50));
 }
 
 /* --- the clock --- */
 
-static enum request_kind kind_of(enum refit_event_type type)
-{
-    return type == REFIT_EV_SUBMIT  ? ASK_SUBMIT
-           : type == REFIT_EV_ABORT ? ASK_ABORT
-           : type == REFIT_EV_APPLY ? ASK_APPLY
-                                    : ASK_OTHER;
-}
-
-static uint32_t policies(const struct world *w, struct refit_policy *ret)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < w->n_layouts; i++)
-        if (w->layouts[i].named)
-            ret[n++] = (struct refit_policy){.layout_name = (char *)(uintptr_t)w->layouts[i].name,
-                                             .min_instances = w->layouts[i].min_instances};
-    return n;
-}
-
-static bool late(const struct world *w, const struct message *m)
-{
-    return m->coordinator_life != w->coordinator_life || w->refit == NULL;
-}
-
-/* Of a version that may still go on: what is refused as too late nobody waits for. */
-static void awaits_end(const struct world *w, struct worker *worker, uint64_t version)
-{
-    const struct refit_version *v = refit_find_version(w->refit, version);
-    bool over = v == NULL ? version <= w->refit->committed : refit_phase_final(v->phase.state);
-    bool released =
-        v != NULL && v->source_released && w->layouts[worker->layout].side == REFIT_SOURCE;
-    if (!over && !released)
-        worker->awaits = version;
-}
-
-/* What the world has to know of an event before the decider has it. */
-static void note_event(struct world *w, const struct message *m)
-{
-    const struct refit_event *ev = &m->ev;
-    struct worker *worker = NULL;
-    if (ev->type == REFIT_EV_VERDICT && ev->verdict.accept &&
-        (worker = world_worker(w, ev->verdict.worker)) != NULL)
-        worker->accepted_attempt = ev->verdict.attempt;
-    if (ev->type == REFIT_EV_VERDICT && (worker = world_worker(w, ev->verdict.worker)) != NULL)
-        awaits_end(w, worker, ev->verdict.version);
-    if (ev->type == REFIT_EV_READY && (worker = world_worker(w, ev->ready.worker)) != NULL)
-        awaits_end(w, worker, ev->ready.version);
-    if (ev->type == REFIT_EV_NODE_UP || ev->type == REFIT_EV_NODE_LOST)
-        w->nodes[ev->node.node].known_life = m->life;
-    if (ev->type == REFIT_EV_LEFT && (worker = world_worker(w, ev->left.worker)) != NULL)
-        worker->left_for_good = ev->left.for_good;
-    if (ev->type == REFIT_EV_PUBLISHED &&
-        (worker = world_worker(w, ev->published.worker)) != NULL) {
-        worker->publishing = false;
-        awaits_end(w, worker, ev->published.version);
-    }
-    if (ev->type == REFIT_EV_STAGED)
-        for (uint32_t i = 0; i < w->n_workers; i++)
-            if (w->workers[i].automatic && w->workers[i].accepted_attempt < ev->node.attempt)
-                w->workers[i].accepted_attempt = ev->node.attempt;
-}
-
-static void arrive(struct world *w, struct message *m)
-{
-    if (late(w, m) || (m->who > 0 && w->nodes[m->who - 1].life != m->life))
-        return;
-    struct refit_event *ev = &m->ev;
-    char id[32];
-    uint8_t content[16] = {(uint8_t)m->step};
-    struct refit_policy named[MAX_LAYOUTS];
-    if (ev->type == REFIT_EV_SUBMIT) {
-        (void)snprintf(id, sizeof id, "r%llu", ULL(m->request));
-        ev->submit.request_id = id;
-        ev->submit.content = content;
-        ev->submit.release_at = w->release_at;
-        ev->submit.policies = named;
-        ev->submit.n_policies = policies(w, named);
-        say(w, "submit version %llu content %u request %s", ULL(ev->submit.version), m->step, id);
-    }
-    if (ev->cookie == UINT64_MAX)
-        ev->cookie = ask(w, kind_of(ev->type), ev->type == REFIT_EV_SUBMIT ? ev->submit.version : 0,
-                         content[0]);
-    if (ev->type == REFIT_EV_APPLY) {
-        w->requests[ev->cookie - 1].version = ev->apply.version;
-        w->requests[ev->cookie - 1].worker = ev->apply.worker;
-    }
-    note_event(w, m);
-    step(w, ev);
-}
-
-static void ledger_writes(struct world *w, const struct message *m)
-{
-    if (late(w, m))
-        return;
-    struct ledger_mem_faults f = {.hold = true, .fail_at = fault(w, 0.02) ? 1 : 0};
-    ledger_mem_set_faults(w->ledger, &f);
-    (void)ledger_mem_release(w->ledger, 1);
-}
-
 static void deliver(struct world *w, struct message *m)
 {
+    if (node_handles(w, m))
+        return;
     switch (m->type) {
     case TO_COORDINATOR:
-        arrive(w, m);
-        break;
-    case TO_NODE:
-        node_receives(w, m);
+        if (!late(w, m))
+            world_arrive(w, m);
         break;
     case TO_WORKER:
         worker_receives(w, m);
@@ -865,27 +595,20 @@ static void deliver(struct world *w, struct message *m)
     case LEDGER_WRITES:
         ledger_writes(w, m);
         break;
-    case NODE_STEP:
-        node_works(w, m);
-        break;
-    case NODE_RETURNS:
-        w->nodes[m->who].up = true;
-        node_says(w, m->who, REFIT_EV_NODE_UP, &(struct refit_event){0});
-        break;
     case WORKER_ATTACHES:
         worker_attaches(w, m->who);
         break;
     case WORKER_DIES:
         worker_dies(w, m->who);
         break;
-    case NODE_DIES:
-        node_dies(w, m->who);
+    case WORKER_PUBLISHES:
+        worker_publishes(w, &w->workers[m->who], m->request);
         break;
     case TRAINER_ACTS:
         trainer_acts(w);
         break;
     case OPERATOR_ACTS:
-        trouble(w);
+        operator_acts(w);
         break;
     case COORDINATOR_RETURNS:
         coordinator_start(w);
@@ -893,49 +616,59 @@ static void deliver(struct world *w, struct message *m)
     case TICK:
         if (!late(w, m) && m->number == w->tick_number) {
             struct refit_event ev = {.type = REFIT_EV_TICK};
-            step(w, &ev);
+            world_step(w, &ev);
         }
         break;
+    default:
+        world_fail(w, "nobody takes message type %d", (int)m->type);
     }
 }
 
 static void run_until(struct world *w, uint64_t end_ns)
 {
     struct message m;
-    while (take(w, &m)) {
-        if (m.at_ns > end_ns) {
-            w->messages[w->n_messages++] = m; /* not yet */
-            break;
-        }
+    while (w->n_messages > 0 && w->messages[0].at_ns <= end_ns) {
+        take(w, &m);
         w->now_ns = m.at_ns > w->now_ns ? m.at_ns : w->now_ns;
         deliver(w, &m);
     }
     w->now_ns = end_ns > w->now_ns ? end_ns : w->now_ns;
 }
 
+/* Whoever still holds a version that it never applied (its event was lost) says that it skips it. */
+static void skip_all(struct world *w)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (w->workers[i].receive == REFIT_STAGED_RECEIVE && w->workers[i].attached) {
+            struct refit_event *ev = world_tell(w, REFIT_EV_APPLY, 5);
+            ev->cookie = UINT64_MAX;
+            ev->apply.worker = w->workers[i].id;
+            const struct refit_worker *r =
+                w->refit == NULL ? NULL : refit_find_worker(w->refit, w->workers[i].id);
+            ev->apply.version = r == NULL ? 0 : r->held;
+            ev->apply.skip = true;
+        }
+}
+
 void world_run(struct world *w)
 {
     coordinator_start(w);
-    send(w, TRAINER_ACTS, soon(w, 50));
-    send(w, OPERATOR_ACTS, soon(w, 100));
+    for (uint32_t i = 1; i < w->n_nodes; i++)
+        node_start(w, i, false);
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        world_send(w, WORKER_ATTACHES, world_soon(w, 20))->who = i;
+    world_send(w, TRAINER_ACTS, world_soon(w, 50));
+    world_send(w, OPERATOR_ACTS, world_soon(w, 100));
     run_until(w, w->now_ns + w->max_trainer_acts * (uint64_t)150 * MS + S);
     w->calm = true;
+    operator_acts(w);                /* the last: what is drained comes back */
     run_until(w, w->now_ns + 3 * S); /* everybody comes back, whatever was in flight ends */
     for (uint32_t i = 0; i < w->n_nodes; i++)
         w->nodes[i].mute = false;
-    /* One more version, which has to be committed. Whoever still holds a committed version that it
-     * never applied (its event was lost) says that it skips it. */
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        if (w->workers[i].receive == REFIT_STAGED_RECEIVE && w->workers[i].attached) {
-            struct refit_event *ev = tell(w, REFIT_EV_APPLY, 5);
-            ev->cookie = UINT64_MAX;
-            ev->apply.worker = w->workers[i].id;
-            ev->apply.version = w->refit == NULL ? 0 : w->refit->committed;
-            ev->apply.skip = true;
-        }
+    skip_all(w);
     run_until(w, w->now_ns + S);
-    submit_new(w);
-    send(w, TRAINER_ACTS, w->now_ns + S);
+    trainer_submits_new(w); /* one more version, which has to be committed */
+    world_send(w, TRAINER_ACTS, w->now_ns + S);
     run_until(w, w->now_ns + 12 * S);
     check_end(w);
 }
@@ -983,15 +716,16 @@ void world_init(struct world *w, uint64_t seed)
     refit_update_init(&w->update);
     w->trouble = (double)world_random(w, 5) / 2.0; /* a fifth of the worlds has no faults at all */
     w->max_trainer_acts = 8 + (uint32_t)world_random(w, 12);
+    w->feed = world_chance(w, 0.7);
+    w->catch_up = world_chance(w, 0.7);
     w->n_nodes = 1 + (uint32_t)world_random(w, MAX_NODES);
-    for (uint32_t i = 0; i < w->n_nodes; i++)
-        w->nodes[i].up = true;
     w->release_at = (enum refit_release_at)world_random(w, 4);
-    add_layout(w, REFIT_SOURCE, "train", 1, 1 + (uint32_t)world_random(w, 3));
+    add_layout(w, REFIT_SOURCE, "train", 1, 1 + (uint32_t)world_random(w, 4));
     add_layout(w, REFIT_DESTINATION, "rollout", 1 + (uint32_t)world_random(w, 3),
                1 + (uint32_t)world_random(w, 2));
     if (world_chance(w, 0.4))
         add_layout(w, REFIT_DESTINATION, "eval", 1 + (uint32_t)world_random(w, 2), 1);
+    trial_layouts(w);
 }
 
 void world_close(struct world *w)
@@ -1004,5 +738,6 @@ void world_close(struct world *w)
         ledger_close(w->ledger);
     }
     ledger_store_free(w->store);
+    trial_layouts_close(w);
     free(w->messages);
 }

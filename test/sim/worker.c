@@ -1,0 +1,217 @@
+/* Workers: what they say by their node, and what they do about what they are told. */
+#include <string.h>
+
+#include "base/err.h"
+#include "test/sim/world.h"
+
+#define ULL(x) ((unsigned long long)(x))
+
+static void attaches_soon(struct world *w, uint32_t index, uint64_t max_ms)
+{
+    world_send(w, WORKER_ATTACHES, world_soon(w, max_ms))->who = index;
+}
+
+/* What its daemon says of its memory: it has fingerprinted it, and the coordinator knows what was
+ * committed; what was staged and not known as committed it knows by the attempt's content. */
+static void tell_memory(struct world *w, struct worker *worker, struct refit_event *ev, bool again)
+{
+    const struct memory *m = worker_receiving(worker);
+    bool live = memory_is_committed(w, worker, &worker->live);
+    bool shadow = memory_is_committed(w, worker, &worker->shadow);
+    bool known = m == &worker->live ? live : shadow;
+    ev->attached.live = live ? worker->live.version : 0;
+    ev->attached.shadow = shadow ? worker->shadow.version : 0;
+    ev->attached.torn = !live && worker->receive == REFIT_IN_PLACE &&
+                        (worker->awaits != 0 || (again && worker->live.version != 0));
+    if (!known && memory_whole(w, worker, m) && m->content != 0) {
+        ev->attached.uncommitted = m->version;
+        ev->attached.uncommitted_content = m->content;
+    }
+    ev->attached.tells_memory = again;
+}
+
+void worker_tells(struct world *w, uint32_t index, bool again)
+{
+    struct worker *worker = &w->workers[index];
+    const struct layout_truth *l = &w->layouts[worker->layout];
+    struct refit_event ev = {.type = REFIT_EV_ATTACHED,
+                             .cookie = UINT64_MAX,
+                             .attached = {.worker = worker->id,
+                                          .node = worker->node,
+                                          .side = l->side,
+                                          .layout_name = l->name,
+                                          .rank = worker->rank,
+                                          .receive = worker->receive,
+                                          .accept_automatically = worker->automatic,
+                                          .waits_for = worker->awaits}};
+    if (l->side == REFIT_DESTINATION)
+        tell_memory(w, worker, &ev, again);
+    node_report(w, worker->node, &ev);
+}
+
+void worker_attaches(struct world *w, uint32_t index)
+{
+    struct worker *worker = &w->workers[index];
+    const struct node *n = &w->nodes[worker->node];
+    if (worker->attached)
+        return;
+    if (!n->alive || n->session == 0) {
+        attaches_soon(w, index, 20);
+        return;
+    }
+    worker->attached = true;
+    worker->known = false;
+    worker->publishing = false;
+    worker->life++;
+    worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
+    worker_tells(w, index, false);
+}
+
+void worker_detached(struct world *w, uint32_t index)
+{
+    struct worker *worker = &w->workers[index];
+    if (!worker->attached)
+        return;
+    worker->attached = false;
+    worker->life++;
+    attaches_soon(w, index, 30);
+}
+
+void worker_dies(struct world *w, uint32_t index)
+{
+    struct worker *worker = &w->workers[index];
+    if (!worker->attached)
+        return;
+    world_say(w, "worker %u dies", index);
+    worker->attached = false;
+    worker->life++;
+    if (world_chance(w, 0.5)) { /* a new process with new memory; else the memory outlives it */
+        memset(&worker->live, 0, sizeof worker->live);
+        memset(&worker->shadow, 0, sizeof worker->shadow);
+        worker->published = worker->awaits = worker->salt = 0;
+    }
+    struct refit_event ev = {
+        .type = REFIT_EV_LEFT,
+        .left = {.worker = worker->id, .for_good = world_fault(w, 0.1), .reason = "process ended"}};
+    node_report(w, worker->node, &ev);
+    attaches_soon(w, index, 80);
+}
+
+/* --- sources --- */
+
+static uint64_t salt_of(struct world *w, uint64_t version)
+{
+    struct version_truth *v = world_version(w, version);
+    if (version == w->rehearsing)
+        return version * 1000 + 777; /* coordinates */
+    if (v->flavour < 4 && world_fault(w, 0.03))
+        v->flavour++; /* the trainer has lost count */
+    return version * 1000 + v->flavour;
+}
+
+void worker_publishes(struct world *w, struct worker *worker, uint64_t version)
+{
+    struct err e = {0};
+    const struct node *n = &w->nodes[worker->node];
+    if (!worker->attached || worker->publishing || w->refit == NULL || n->session == 0 ||
+        (worker->published == version && worker->awaits == version))
+        return; /* one at a time, and not while it waits to hear how the last one ended */
+    int rc = refit_publish_check(w->refit, worker->id, version, &e);
+    if (rc == RS_EUNAVAIL) { /* it feeds a newcomer, which must not hold it up */
+        struct refit_event *ev = world_tell(w, REFIT_EV_ABORT, 1);
+        ev->cookie = UINT64_MAX;
+        ev->abort.version = w->refit->committed;
+        ev->abort.reason = "the trainer goes on";
+        struct message *m = world_send(w, WORKER_PUBLISHES, world_soon(w, 20));
+        m->who = (uint32_t)(worker - w->workers);
+        m->request = version;
+    }
+    if (rc == 1 && (worker->published != version || worker->salt == 0))
+        world_fail(w, "a source is said to hold version %llu, which it has written over",
+                   ULL(version));
+    if (rc != 0)
+        return;
+    struct refit_event now = {.type = REFIT_EV_PUBLISHING,
+                              .published = {.worker = worker->id, .version = version}};
+    world_step(w, &now);
+    if (!worker->attached || n->session == 0)
+        return; /* the coordinator died over it */
+    worker->published = version;
+    worker->publishing = true;
+    worker_scribble(w, worker, salt_of(w, version));
+    struct refit_event ev = {
+        .type = REFIT_EV_PUBLISHED,
+        .cookie = UINT64_MAX,
+        .published = {.worker = worker->id, .version = version, .publication = worker->salt}};
+    node_report(w, worker->node, &ev);
+}
+
+/* --- what they hear --- */
+
+/* What ends a worker's wait: a release for a source; a commit or an abort for a destination. */
+static void hears(const struct world *w, struct worker *worker, const struct refit_action *a)
+{
+    bool source = w->layouts[worker->layout].side == REFIT_SOURCE;
+    bool ends = source ? a->tell == REFIT_TELL_SOURCE_RELEASED
+                       : a->tell == REFIT_TELL_COMMITTED || a->tell == REFIT_TELL_ABORTED;
+    if (ends && a->version == worker->awaits)
+        worker->awaits = 0;
+}
+
+void worker_apply(struct world *w, const struct worker *worker, uint64_t version)
+{
+    struct refit_event ev = {
+        .type = REFIT_EV_APPLY,
+        .cookie = UINT64_MAX,
+        .apply = {.worker = worker->id, .version = version, .skip = world_fault(w, 0.2)}};
+    node_report(w, worker->node, &ev);
+}
+
+static void says(struct world *w, const struct worker *worker, enum refit_event_type type,
+                 const struct refit_action *a)
+{
+    struct refit_event ev = {.type = type, .cookie = UINT64_MAX};
+    if (type == REFIT_EV_READY) {
+        ev.ready.worker = worker->id;
+        ev.ready.version = a->version;
+    } else {
+        ev.verdict.worker = worker->id;
+        ev.verdict.version = a->version;
+        ev.verdict.attempt = a->attempt;
+        ev.verdict.accept = !world_fault(w, 0.05);
+        ev.verdict.reason = "a bad smell";
+    }
+    node_report(w, worker->node, &ev);
+}
+
+void worker_receives(struct world *w, const struct message *m)
+{
+    struct worker *worker = &w->workers[m->who];
+    const struct refit_action *a = &m->action;
+    if (!worker->attached || m->life != worker->life)
+        return;
+    hears(w, worker, a);
+    if (!worker->behaves && world_fault(w, 0.15))
+        return; /* does not answer this one */
+    switch (a->tell) {
+    case REFIT_TELL_PUBLISH_REQUESTED:
+        worker_publishes(w, worker, a->version);
+        break;
+    case REFIT_TELL_READY_REQUESTED:
+        says(w, worker, REFIT_EV_READY, a);
+        break;
+    case REFIT_TELL_ACCEPT_REQUESTED:
+        says(w, worker, REFIT_EV_VERDICT, a);
+        break;
+    case REFIT_TELL_COMMITTED:
+        if (worker->receive == REFIT_STAGED_RECEIVE)
+            worker_apply(w, worker, a->version);
+        break;
+    case REFIT_TELL_SOURCE_RELEASED:
+        if (a->version == worker->published && !worker->publishing && world_chance(w, 0.5))
+            worker_scribble(w, worker, 0); /* it trains on */
+        break;
+    case REFIT_TELL_ABORTED:
+        break;
+    }
+}
