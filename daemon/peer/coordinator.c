@@ -78,7 +78,7 @@ static void session_over(struct session *s, const char *why)
     seat->session = NULL;
     (void)snprintf(seat->why, sizeof seat->why, "%s", why);
     sm_move(&seat->state, PEER_SILENT, "node %s", node_name(p, seat));
-    log_info("node %s is silent: %s", node_name(p, seat), why);
+    log_debug("node %s is silent: %s", node_name(p, seat), why);
     if (p->options.events.silent != NULL)
         p->options.events.silent(p->options.events.arg, seat->node, seat->why);
 }

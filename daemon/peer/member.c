@@ -57,9 +57,8 @@ static void session_over(struct peer *p, const char *why)
     bool was_joined = m->state.state == MEMBER_JOINED;
     if (m->state.state == MEMBER_SEEKING)
         return;
-    if (!p->stopping && (strcmp(m->why, why) != 0 || was_joined))
-        log_warn("%s the coordinator %s at %s: %s",
-                 was_joined ? "lost the stream to" : "could not join", coordinator(p)->name,
+    if (!p->stopping && !was_joined && strcmp(m->why, why) != 0) /* else told by `severed` */
+        log_warn("could not join the coordinator %s at %s: %s", coordinator(p)->name,
                  coordinator(p)->address, why);
     (void)snprintf(m->why, sizeof m->why, "%s", why);
     move(p, MEMBER_SEEKING);
