@@ -15,8 +15,10 @@
 
 #if defined(__CUDACC__)
 #define KERNEL_UNROLL _Pragma("unroll")
+#define KERNEL_ROLLED _Pragma("unroll 1") /* few rounds: registers are worth more than the branch */
 #else
 #define KERNEL_UNROLL
+#define KERNEL_ROLLED
 #endif
 
 /* n < 2^31. */
@@ -175,45 +177,20 @@ KERNEL_INLINE uint32_t kernel_dtype_size(uint8_t dtype)
 
 /* --- plain copies ------------------------------------------------------------------------------ */
 
-/* Byte offsets of one unit in the source and the targets. */
-struct kernel_place {
-    int64_t from, to[KERNEL_TASK_TARGETS];
-};
-
-/* Adds dim d's part at index i. */
-KERNEL_INLINE void kernel_place_add(struct kernel_place *p, const struct kernel_task *t, uint32_t d,
-                                    uint32_t i)
-{
-    p->from += i * t->from_stride[d];
-    KERNEL_UNROLL
-    for (uint32_t k = 0; k < KERNEL_TASK_TARGETS; k++)
-        if (k < t->n_targets)
-            p->to[k] += i * t->to_stride[k][d];
-}
-
-KERNEL_INLINE struct kernel_place kernel_place_of_unit(const struct kernel_task *t, uint32_t unit)
+/* Where a unit lies in one view, in bytes from its base. Computed anew for each view: keeping all of
+ * them for all units in flight would take more registers than there are. */
+KERNEL_INLINE int64_t kernel_unit_offset(const struct kernel_task *t, uint32_t unit, int64_t step,
+                                         const int64_t *stride)
 {
     uint32_t row = kernel_divide(unit, &t->units), column = unit - row * t->units.by;
-    struct kernel_place p;
-    p.from = column * t->from_step;
-    KERNEL_UNROLL
-    for (uint32_t k = 0; k < KERNEL_TASK_TARGETS; k++)
-        p.to[k] = column * t->to_step[k];
+    int64_t at = column * step;
+    KERNEL_ROLLED
     for (uint32_t d = t->n_outer; d-- > 0;) {
         uint32_t next = kernel_divide(row, &t->outer[d]);
-        kernel_place_add(&p, t, d, row - next * t->outer[d].by);
+        at += (row - next * t->outer[d].by) * stride[d];
         row = next;
     }
-    return p;
-}
-
-KERNEL_INLINE void kernel_write(const struct kernel_task *t, const struct kernel_place *p,
-                                const struct kernel_words *x, const uint32_t n_bytes)
-{
-    KERNEL_UNROLL
-    for (uint32_t k = 0; k < KERNEL_TASK_TARGETS; k++)
-        if (k < t->n_targets)
-            kernel_store(t->to[k] + p->to[k], x, n_bytes);
+    return at;
 }
 
 /* All loads first: that many are in flight at once. */
@@ -221,43 +198,49 @@ KERNEL_INLINE void kernel_copy_units(const struct kernel_task *t, uint32_t tile,
                                      const int unit)
 {
     struct kernel_words x[KERNEL_COPY_UNITS];
-    struct kernel_place at[KERNEL_COPY_UNITS];
     uint32_t first = tile * (KERNEL_THREADS * KERNEL_COPY_UNITS) + thread;
     KERNEL_UNROLL
     for (uint32_t k = 0; k < KERNEL_COPY_UNITS; k++)
-        if (first + k * KERNEL_THREADS < t->n_units) {
-            at[k] = kernel_place_of_unit(t, first + k * KERNEL_THREADS);
-            x[k] = kernel_load(t->from + at[k].from, kernel_unit_reads(unit));
-        }
+        if (first + k * KERNEL_THREADS < t->n_units)
+            x[k] = kernel_load(t->from + kernel_unit_offset(t, first + k * KERNEL_THREADS,
+                                                            t->from_step, t->from_stride),
+                               kernel_unit_reads(unit));
     KERNEL_UNROLL
     for (uint32_t k = 0; k < KERNEL_COPY_UNITS; k++)
-        if (first + k * KERNEL_THREADS < t->n_units) {
-            x[k] = kernel_convert(&x[k], unit);
-            kernel_write(t, &at[k], &x[k], kernel_unit_writes(unit));
-        }
+        x[k] = kernel_convert(&x[k], unit);
+    KERNEL_ROLLED
+    for (uint32_t i = 0; i < t->n_targets; i++)
+        KERNEL_UNROLL
+    for (uint32_t k = 0; k < KERNEL_COPY_UNITS; k++)
+        if (first + k * KERNEL_THREADS < t->n_units)
+            kernel_store(t->to[i] + kernel_unit_offset(t, first + k * KERNEL_THREADS, t->to_step[i],
+                                                       t->to_stride[i]),
+                         &x[k], kernel_unit_writes(unit));
 }
 
 KERNEL_INLINE void kernel_copy_elements(const struct kernel_task *t, uint32_t tile, uint32_t thread)
 {
     uint32_t reads = kernel_dtype_size(t->from_dtype), writes = kernel_dtype_size(t->to_dtype);
+    KERNEL_ROLLED
     for (uint32_t k = 0; k < KERNEL_COPY_UNITS; k++) {
         uint32_t unit = (tile * KERNEL_COPY_UNITS + k) * KERNEL_THREADS + thread;
         if (unit >= t->n_units)
             return;
-        struct kernel_place p = kernel_place_of_unit(t, unit);
-        uint64_t bits = kernel_cast_element(kernel_load_element(t->from + p.from, reads),
+        int64_t from = kernel_unit_offset(t, unit, t->from_step, t->from_stride);
+        uint64_t bits = kernel_cast_element(kernel_load_element(t->from + from, reads),
                                             t->from_dtype, t->to_dtype);
-        KERNEL_UNROLL
-        for (uint32_t i = 0; i < KERNEL_TASK_TARGETS; i++)
-            if (i < t->n_targets)
-                kernel_store_element(t->to[i] + p.to[i], writes, bits);
+        KERNEL_ROLLED
+        for (uint32_t i = 0; i < t->n_targets; i++)
+            kernel_store_element(t->to[i] +
+                                     kernel_unit_offset(t, unit, t->to_step[i], t->to_stride[i]),
+                                 writes, bits);
     }
 }
 
 #define KERNEL_EACH_UNIT(X)                                                                        \
     X(KERNEL_UNIT_16)                                                                              \
-    X(KERNEL_UNIT_8) X(KERNEL_UNIT_4) X(KERNEL_UNIT_BFLOAT16) X(KERNEL_UNIT_FLOAT16)               \
-        X(KERNEL_UNIT_E4M3)
+    X(KERNEL_UNIT_8)                                                                               \
+    X(KERNEL_UNIT_4) X(KERNEL_UNIT_BFLOAT16) X(KERNEL_UNIT_FLOAT16) X(KERNEL_UNIT_E4M3)
 
 KERNEL_INLINE void kernel_copy_thread(const struct kernel_task *t, uint32_t tile, uint32_t thread)
 {
@@ -277,53 +260,63 @@ KERNEL_INLINE void kernel_copy_thread(const struct kernel_task *t, uint32_t tile
 
 /* --- with a fingerprint ------------------------------------------------------------------------ */
 
-/* Rows r … of the last outer dim: where the first lies, and the product of the weights of the dims
- * before. */
+/* Rows of the last outer dim that a unit stands for. */
 struct kernel_rows {
-    struct kernel_place at;
-    uint64_t weight, first; /* global coordinate of the first row */
+    uint64_t weight, first; /* of the dims before; global coordinate of the first row */
+    uint32_t row, before;   /* within the last outer dim; index of the dims before */
     uint32_t n, column;
 };
 
 KERNEL_INLINE struct kernel_rows kernel_rows_of_unit(const struct kernel_task *t, uint32_t unit)
 {
-    struct kernel_rows r;
+    struct kernel_rows r = {1, 0, 0, 0, 1, 0};
     uint32_t group = kernel_divide(unit, &t->units);
     r.column = unit - group * t->units.by;
-    r.at.from = r.column * t->from_step;
-    KERNEL_UNROLL
-    for (uint32_t k = 0; k < KERNEL_TASK_TARGETS; k++)
-        r.at.to[k] = r.column * t->to_step[k];
-    r.weight = 1;
-    r.first = 0;
-    r.n = 1;
     if (t->n_outer == 0)
         return r;
-    uint32_t last = t->n_outer - 1U, before = kernel_divide(group, &t->groups);
-    uint32_t row = (group - before * t->groups.by) * KERNEL_SUM_ROWS;
-    uint32_t left = t->outer[last].by - row;
+    uint32_t last = t->n_outer - 1U;
+    r.before = kernel_divide(group, &t->groups);
+    r.row = (group - r.before * t->groups.by) * KERNEL_SUM_ROWS;
+    uint32_t left = t->outer[last].by - r.row, before = r.before;
     r.n = left < KERNEL_SUM_ROWS ? left : KERNEL_SUM_ROWS;
-    r.first = t->offset[last] + row;
-    kernel_place_add(&r.at, t, last, row);
+    r.first = t->offset[last] + r.row;
+    KERNEL_ROLLED
     for (uint32_t d = last; d-- > 0;) {
         uint32_t next = kernel_divide(before, &t->outer[d]), i = before - next * t->outer[d].by;
-        kernel_place_add(&r.at, t, d, i);
         r.weight *= fingerprint_dim_weight(d, t->offset[d] + i);
         before = next;
     }
     return r;
 }
 
+/* Where its first row lies in one view, in bytes from the base. */
+KERNEL_INLINE int64_t kernel_rows_offset(const struct kernel_task *t, const struct kernel_rows *r,
+                                         int64_t step, const int64_t *stride)
+{
+    int64_t at = r->column * step;
+    if (t->n_outer == 0)
+        return at;
+    uint32_t last = t->n_outer - 1U, before = r->before;
+    at += r->row * stride[last];
+    KERNEL_ROLLED
+    for (uint32_t d = last; d-- > 0;) {
+        uint32_t next = kernel_divide(before, &t->outer[d]);
+        at += (before - next * t->outer[d].by) * stride[d];
+        before = next;
+    }
+    return at;
+}
+
+/* From one row to the next. */
+KERNEL_INLINE int64_t kernel_row_stride(const struct kernel_task *t, const int64_t *stride)
+{
+    return t->n_outer == 0 ? 0 : stride[t->n_outer - 1U];
+}
+
 KERNEL_INLINE uint64_t kernel_row_weight(const struct kernel_task *t, const struct kernel_rows *r,
                                          uint32_t i)
 {
     return t->n_outer == 0 ? 1 : r->weight * fingerprint_dim_weight(t->n_outer - 1U, r->first + i);
-}
-
-KERNEL_INLINE void kernel_next_row(struct kernel_place *p, const struct kernel_task *t)
-{
-    if (t->n_outer > 0)
-        kernel_place_add(p, t, t->n_outer - 1U, 1);
 }
 
 /* Whole words at whole words' places: a unit's words share their weights over all its rows. */
@@ -336,12 +329,25 @@ KERNEL_INLINE uint64_t kernel_sum_units(const struct kernel_task *t, uint32_t ti
         return 0;
     struct kernel_rows r = kernel_rows_of_unit(t, number);
     struct kernel_words x[KERNEL_SUM_ROWS];
-    int64_t from_row = t->n_outer > 0 ? t->from_stride[t->n_outer - 1U] : 0;
+    const char *from = t->from + kernel_rows_offset(t, &r, t->from_step, t->from_stride);
+    int64_t from_row = kernel_row_stride(t, t->from_stride);
     KERNEL_UNROLL
     for (uint32_t i = 0; i < KERNEL_SUM_ROWS; i++)
         if (i < r.n)
-            x[i] = kernel_load(t->from + r.at.from + i * from_row, kernel_unit_reads(unit));
-    uint32_t weights[4], ones = fingerprint_ones(kernel_dtype_size(t->to_dtype));
+            x[i] = kernel_load(from + i * from_row, kernel_unit_reads(unit));
+    KERNEL_UNROLL
+    for (uint32_t i = 0; i < KERNEL_SUM_ROWS; i++)
+        x[i] = kernel_convert(&x[i], unit);
+    KERNEL_ROLLED
+    for (uint32_t k = 0; k < t->n_targets; k++) {
+        char *to = t->to[k] + kernel_rows_offset(t, &r, t->to_step[k], t->to_stride[k]);
+        int64_t to_row = kernel_row_stride(t, t->to_stride[k]);
+        KERNEL_UNROLL
+        for (uint32_t i = 0; i < KERNEL_SUM_ROWS; i++)
+            if (i < r.n)
+                kernel_store(to + i * to_row, &x[i], kernel_unit_writes(unit));
+    }
+    uint32_t weights[4] = {0, 0, 0, 0}, ones = fingerprint_ones(kernel_dtype_size(t->to_dtype));
     uint64_t zeros = 0, word = t->first_byte / 4 + (uint64_t)r.column * n_words, sum = 0;
     KERNEL_UNROLL
     for (uint32_t w = 0; w < n_words; w++) {
@@ -351,9 +357,6 @@ KERNEL_INLINE uint64_t kernel_sum_units(const struct kernel_task *t, uint32_t ti
     KERNEL_UNROLL
     for (uint32_t i = 0; i < KERNEL_SUM_ROWS; i++)
         if (i < r.n) {
-            x[i] = kernel_convert(&x[i], unit);
-            kernel_write(t, &r.at, &x[i], kernel_unit_writes(unit));
-            kernel_next_row(&r.at, t);
             uint64_t row = zeros;
             KERNEL_UNROLL
             for (uint32_t w = 0; w < n_words; w++)
@@ -371,16 +374,20 @@ KERNEL_INLINE uint64_t kernel_sum_elements(const struct kernel_task *t, uint32_t
         return 0;
     uint32_t reads = kernel_dtype_size(t->from_dtype), writes = kernel_dtype_size(t->to_dtype);
     struct kernel_rows r = kernel_rows_of_unit(t, number);
+    int64_t from = kernel_rows_offset(t, &r, t->from_step, t->from_stride);
     uint64_t at = t->first_byte + (uint64_t)r.column * writes, sum = 0;
+    KERNEL_ROLLED
     for (uint32_t i = 0; i < r.n; i++) {
-        uint64_t bits = kernel_cast_element(kernel_load_element(t->from + r.at.from, reads),
-                                            t->from_dtype, t->to_dtype);
-        KERNEL_UNROLL
-        for (uint32_t k = 0; k < KERNEL_TASK_TARGETS; k++)
-            if (k < t->n_targets)
-                kernel_store_element(t->to[k] + r.at.to[k], writes, bits);
+        const char *p = t->from + from + i * kernel_row_stride(t, t->from_stride);
+        uint64_t bits =
+            kernel_cast_element(kernel_load_element(p, reads), t->from_dtype, t->to_dtype);
+        KERNEL_ROLLED
+        for (uint32_t k = 0; k < t->n_targets; k++)
+            kernel_store_element(t->to[k] +
+                                     kernel_rows_offset(t, &r, t->to_step[k], t->to_stride[k]) +
+                                     i * kernel_row_stride(t, t->to_stride[k]),
+                                 writes, bits);
         sum += kernel_element_sum(bits, writes, at) * kernel_row_weight(t, &r, i);
-        kernel_next_row(&r.at, t);
     }
     return sum;
 }

@@ -14,13 +14,9 @@
 
 #include "kernels/kernels.h"
 
-enum {
-    KERNEL_TASK_TARGETS = 4,
-    KERNEL_THREADS = 256,  /* of a block */
-    KERNEL_COPY_UNITS = 4, /* units of a thread of a copy's tile: loads in flight */
-    KERNEL_SUM_ROWS =
-        8 /* rows of a unit where a fingerprint is taken: one weight serves them all */
-};
+/* Of a block: threads. Of a thread: units of a copy's tile, loads in flight; rows of a unit where a
+ * fingerprint is taken, one set of weights serves them all. */
+enum { KERNEL_TASK_TARGETS = 4, KERNEL_THREADS = 256, KERNEL_COPY_UNITS = 4, KERNEL_SUM_ROWS = 4 };
 
 /* What one unit is: bytes read and written by one thread at once. */
 enum kernel_unit {

@@ -1,6 +1,6 @@
 /* The stand-in's NCCL: communicators between threads and processes over shared memory.
  *
- * A unique id names a file that all ranks map. Between each two ranks lies a ring per direction; a
+ * A unique id names a file of the process that made it, which all ranks map. Between each two ranks lies a ring per direction; a
  * send ends when its receive has taken all of it, so nothing is buffered that the real one might not
  * buffer. Operations of one peer and direction go in order; groups of one communicator go in the
  * order they were ended. Sizes that differ, another order, a dead peer: it waits for ever, until
@@ -40,7 +40,6 @@ struct ncclComm {
     struct shared *shared;
     pthread_t thread;
     int n_ranks, rank, device;
-    char name[64];
     atomic_int state, refs;
     atomic_bool aborted;
     bool joined;
@@ -63,15 +62,6 @@ struct group {
 
 /* --- ids and init ------------------------------------------------------------------------------ */
 
-static char made[64][64]; /* files of this process's ids, removed at its end if nobody did */
-static atomic_int n_made;
-
-static void remove_made(void)
-{
-    for (int i = 0; i < n_made && i < 64; i++)
-        (void)shm_unlink(made[i]);
-}
-
 STANDIN_EXPORT ncclResult_t ncclGetVersion(int *ret)
 {
     *ret = (int)standin_number("STANDIN_NCCL_VERSION", NCCL_VERSION_CODE);
@@ -81,21 +71,16 @@ STANDIN_EXPORT ncclResult_t ncclGetVersion(int *ret)
 STANDIN_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *ret)
 {
     int code = standin_call("ncclGetUniqueId", ncclSystemError);
-    uint64_t r[2];
-    if (code != 0 || getrandom(r, sizeof r, 0) != sizeof r)
-        return code != 0 ? (ncclResult_t)code : ncclSystemError;
-    memset(ret, 0, sizeof *ret);
-    (void)snprintf(ret->internal, sizeof ret->internal, "/standin-nccl-%016llx%016llx",
-                   (unsigned long long)r[0], (unsigned long long)r[1]);
-    int fd = shm_open(ret->internal, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0 || ftruncate(fd, sizeof(struct shared)) != 0)
+    if (code != 0)
+        return (ncclResult_t)code;
+    /* As with the real one, whoever made the id must live until all have joined. */
+    int fd = memfd_create("standin-nccl", MFD_CLOEXEC);
+    uint64_t r = 0;
+    if (fd < 0 || ftruncate(fd, sizeof(struct shared)) != 0 || getrandom(&r, sizeof r, 0) < 0)
         return ncclSystemError;
-    (void)close(fd);
-    int at = atomic_fetch_add(&n_made, 1);
-    if (at == 0)
-        (void)atexit(remove_made);
-    if (at < 64)
-        (void)snprintf(made[at], sizeof made[at], "%.60s", ret->internal);
+    memset(ret, 0, sizeof *ret);
+    (void)snprintf(ret->internal, sizeof ret->internal, "/proc/%d/fd/%d", getpid(), fd);
+    memcpy(ret->internal + sizeof ret->internal - sizeof r, &r, sizeof r);
     return ncclSuccess;
 }
 
@@ -133,8 +118,6 @@ static void *init_main(void *arg)
         pause_a_little();
     if (code == 0 && !c->aborted && one_device_twice(c))
         code = ncclInvalidUsage;
-    if (code == 0 && !c->aborted)
-        (void)shm_unlink(c->name); /* all have it */
     atomic_store(&c->state, code);
     return NULL;
 }
@@ -158,7 +141,7 @@ STANDIN_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int n_ranks,
         return (ncclResult_t)code;
     if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks)
         return ncclInvalidArgument;
-    int fd = shm_open(id.internal, O_RDWR | O_CLOEXEC, 0);
+    int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     struct ncclComm *c = calloc(1, sizeof *c);
     void *p = fd < 0 ? MAP_FAILED
                      : mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -172,7 +155,6 @@ STANDIN_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int n_ranks,
     c->n_ranks = n_ranks;
     c->rank = rank;
     c->device = standin_current_device();
-    (void)snprintf(c->name, sizeof c->name, "%.60s", id.internal);
     atomic_store(&c->state, ncclInProgress);
     atomic_store(&c->refs, 1);
     if (pthread_create(&c->thread, NULL, init_main, c) != 0)
@@ -404,6 +386,7 @@ static int run_group(void *arg)
     int code = c->aborted ? 0 : standin_operation("group", ncclRemoteError, &c->aborted);
     if (code != 0)
         atomic_store(&c->state, code);
+    __atomic_fetch_add(&standin_count(g->device)->groups_begun, 1, __ATOMIC_RELAXED);
     bool pageable = standin_number("STANDIN_PAGEABLE", 0) != 0;
     for (int i = 0; i < g->n && result == 0; i++) {
         struct message *m = &g->messages[i];

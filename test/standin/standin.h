@@ -42,7 +42,8 @@ struct standin_device_counters {
     uint64_t launches, tasks;      /* kernels; boxes in them */
     uint64_t copies, copied_bytes; /* copy engine */
     uint64_t sets, host_functions;
-    uint64_t groups, messages; /* NCCL; messages are sends and receives */
+    uint64_t groups_begun;     /* NCCL */
+    uint64_t groups, messages; /* that ended well; messages are sends and receives */
     uint64_t sent_bytes, received_bytes;
     uint64_t allocated_bytes, open_handles; /* now, IPC and VMM mappings included in handles only */
 };

@@ -1,0 +1,570 @@
+/* NCCL communicators between processes: deadlines, dead peers, aborts that hang, ids that were used
+ * (CASES.md C01 to C05, C10, C13, C14). On the stand-in, whose ordering rules are the real ones. */
+#include <check.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "device/device_cuda.h"
+#include "test/standin/standin.h"
+#include "transport/transport_nccl.h"
+
+enum { BYTES = 300000 };
+
+/* One process's side: device `here` of two. */
+struct side {
+    struct transport_nccl_node *node;
+    struct transport *t;
+    struct device *d;
+    struct device_stream *s;
+    uint8_t *out, *in;
+    uint32_t here;
+};
+
+struct done {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int calls, status;
+    struct err err;
+};
+
+static void done_init(struct done *d)
+{
+    *d = (struct done){.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+}
+
+static void done_now(struct done *d, int status, const struct err *e)
+{
+    pthread_mutex_lock(&d->mutex);
+    d->calls++;
+    d->status = status;
+    d->err = *e;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+static void group_done(struct transport_group *g, int status, const struct err *e)
+{
+    done_now(g->arg, status, e);
+}
+
+static void connect_done(struct transport_connect *c, int status, const struct err *e)
+{
+    done_now(c->arg, status, e);
+}
+
+static bool done_within(struct done *d, long ms)
+{
+    struct timespec until;
+    int r = 0;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&d->mutex);
+    while (d->calls == 0 && r == 0)
+        r = pthread_cond_timedwait(&d->changed, &d->mutex, &until);
+    bool done = d->calls > 0;
+    pthread_mutex_unlock(&d->mutex);
+    return done;
+}
+
+static int status_of(struct done *d)
+{
+    ck_assert_msg(done_within(d, 10000), "it did not end");
+    ck_assert_int_eq(d->calls, 1);
+    return d->status;
+}
+
+static uint8_t *segment(struct device *d, size_t n)
+{
+    void *p = NULL;
+    int fd = memfd_create("segment", MFD_CLOEXEC);
+    ck_assert_int_eq(ftruncate(fd, (off_t)n), 0);
+    ck_assert_int_eq(device_map(d, fd, n, true, &p, NULL), 0);
+    return p;
+}
+
+static struct side side_open(uint32_t here, const uint8_t *id,
+                             const struct transport_nccl_options *options)
+{
+    struct side x = {.here = here};
+    struct err e = {0};
+    struct device *devices[2] = {NULL, NULL};
+    static const bool takes_part[2] = {true, true};
+    ck_assert_msg(device_cuda_open(0, NULL, &x.d, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(device_stream_new(x.d, "net", &x.s, &e), 0);
+    x.out = segment(x.d, BYTES);
+    x.in = segment(x.d, BYTES);
+    memset(x.out, 0x10 + (int)here, BYTES);
+    ck_assert_msg(transport_nccl_node_open(&x.node, &e) == 0, "%s", e.text);
+    devices[here] = x.d;
+    ck_assert_msg(transport_nccl_open(x.node, devices, takes_part, 2, 9, id, options, &x.t, &e) ==
+                      0,
+                  "%s", e.text);
+    ck_assert_int_eq(transport_begin(x.t, 1, &e), 0);
+    return x;
+}
+
+static void side_close(struct side *x)
+{
+    device_stream_free(x->s);
+    transport_close(x->t);
+    transport_nccl_node_close(x->node);
+    device_close(x->d);
+}
+
+static void id_make(uint8_t id[TRANSPORT_NCCL_ID_BYTES])
+{
+    struct transport_nccl_node *node;
+    struct err e = {0};
+    ck_assert_msg(transport_nccl_node_open(&node, &e) == 0, "%s", e.text);
+    ck_assert_msg(transport_nccl_node_id(node, id, &e) == 0, "%s", e.text);
+    transport_nccl_node_close(node);
+}
+
+static void message(struct side *x, struct transport_message *m, bool send, uint64_t n)
+{
+    *m = (struct transport_message){.data = send ? x->out : x->in,
+                                    .bytes = n,
+                                    .peer = 1 - x->here,
+                                    .send = send,
+                                    .network = true};
+}
+
+/* One group that sends and receives. */
+static void exchange(struct side *x, struct transport_group *g, struct transport_message *m,
+                     struct done *d)
+{
+    message(x, &m[0], true, BYTES);
+    message(x, &m[1], false, BYTES);
+    done_init(d);
+    *g = (struct transport_group){m, 2, group_done, d};
+    ck_assert_int_eq(transport_enqueue(x->t, x->here, x->s, g), 0);
+}
+
+/* Until NCCL has begun its n-th group. */
+static void wait_begun(uint64_t n)
+{
+    struct standin_device_counters *(*count)(int) = NULL;
+    void *at = dlsym(RTLD_DEFAULT, "standin_count");
+    ck_assert_ptr_nonnull(at);
+    memcpy(&count, &at, sizeof count);
+    while (__atomic_load_n(&count(0)->groups_begun, __ATOMIC_RELAXED) < n)
+        sched_yield();
+}
+
+static int exchange_status(struct side *x)
+{
+    struct transport_message m[2];
+    struct transport_group g;
+    struct done d;
+    exchange(x, &g, m, &d);
+    int status = status_of(&d);
+    return status;
+}
+
+/* The other process: fn runs there with the id; its exit status is what fn returns. */
+static pid_t other(int (*fn)(const uint8_t *id), const uint8_t *id)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)alarm(30);
+        _exit(fn(id));
+    }
+    return pid;
+}
+
+static int status_of_process(pid_t pid)
+{
+    int status = 0;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static bool all_are(const uint8_t *p, uint8_t value)
+{
+    for (unsigned i = 0; i < BYTES; i++)
+        if (p[i] != value)
+            return false;
+    return true;
+}
+
+static int exchange_20_times(const uint8_t *id)
+{
+    struct side x = side_open(1, id, NULL);
+    for (int i = 0; i < 20; i++) {
+        if (exchange_status(&x) != 0)
+            return 1;
+        if (!all_are(x.in, 0x10))
+            return 2;
+    }
+    side_close(&x);
+    return 0;
+}
+
+START_TEST(two_processes_exchange_in_one_communicator)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES];
+    id_make(id);
+    pid_t pid = other(exchange_20_times, id);
+    struct side x = side_open(0, id, NULL);
+    for (int i = 0; i < 20; i++) {
+        ck_assert_int_eq(exchange_status(&x), 0);
+        ck_assert(all_are(x.in, 0x11));
+    }
+    ck_assert(!transport_takes_pieces(x.t)); /* the two ends may be cut differently */
+    struct transport_counters c = transport_counters(x.t, 0);
+    ck_assert_uint_eq(c.network_sent_bytes, 20 * BYTES);
+    ck_assert_uint_eq(c.messages, 40);
+    ck_assert_int_eq(status_of_process(pid), 0);
+    side_close(&x);
+}
+END_TEST
+
+/* C01 */
+START_TEST(a_member_that_never_comes_ends_it_at_the_deadline)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES];
+    struct transport_nccl_options options = {.init_ms = 300};
+    struct done d;
+    struct err e = {0};
+    id_make(id);
+    struct side x = side_open(0, id, &options);
+    struct transport_connect c = {
+        .on_done = connect_done, .arg = &d, .deadline_ns = clock_mono_ns() + 10000000000U};
+    done_init(&d);
+    uint64_t begin = clock_mono_ns();
+    ck_assert_int_eq(transport_connect(x.t, &c), 0);
+    ck_assert_int_eq(exchange_status(&x), RS_EDEADLINE);
+    ck_assert_int_eq(status_of(&d), RS_EDEADLINE);
+    ck_assert_ptr_nonnull(strstr(d.err.text, "not all 2 devices (1 are local)"));
+    ck_assert_uint_lt(clock_mono_ns() - begin, UINT64_C(3000000000));
+    while (!transport_quiesced(x.t))
+        sched_yield();
+    ck_assert(transport_nccl_needs_id(x.t));
+    ck_assert_int_eq(transport_begin(x.t, 2, &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "new id"));
+    side_close(&x);
+}
+END_TEST
+
+static int exchange_once_and_stay(const uint8_t *id)
+{
+    struct side x = side_open(1, id, NULL);
+    (void)exchange_status(&x);
+    (void)pause(); /* until it is killed */
+    return 0;
+}
+
+/* Forked before CUDA was used here, as it must be; waits for its id. */
+static int id_pipe[2];
+
+static int exchange_when_told(const uint8_t *id)
+{
+    uint8_t next[TRANSPORT_NCCL_ID_BYTES];
+    (void)id;
+    if (read(id_pipe[0], next, sizeof next) != sizeof next)
+        return 2;
+    struct side x = side_open(1, next, NULL);
+    int status = exchange_status(&x);
+    side_close(&x);
+    return status == 0 ? 0 : 1;
+}
+
+/* C13, C04: death is silence; an abort ends it; ids are good once. */
+START_TEST(a_killed_peer_is_silence_until_aborted_and_a_new_id_makes_a_new_communicator)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES], next[TRANSPORT_NCCL_ID_BYTES];
+    struct transport_message m[2];
+    struct transport_group g;
+    struct done d;
+    struct err e = {0};
+    ck_assert_int_eq(pipe(id_pipe), 0);
+    id_make(id);
+    pid_t pid = other(exchange_once_and_stay, id), second = other(exchange_when_told, NULL);
+    struct side x = side_open(0, id, NULL);
+    ck_assert_int_eq(exchange_status(&x), 0);
+    exchange(&x, &g, m, &d);
+    wait_begun(2);
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    (void)status_of_process(pid);
+    ck_assert(!done_within(&d, 50));
+    uint64_t begin = clock_mono_ns();
+    transport_abort(x.t);
+    ck_assert_int_eq(status_of(&d), RS_ECANCELED);
+    ck_assert_uint_lt(clock_mono_ns() - begin, UINT64_C(2000000000));
+    ck_assert(transport_quiesced(x.t));
+    ck_assert_int_eq(transport_begin(x.t, 2, &e), RS_EPRECOND);
+    ck_assert_int_eq(transport_nccl_renew(x.t, id, &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "used"));
+    ck_assert_int_eq(transport_nccl_node_id(x.node, next, &e), 0);
+    ck_assert_int_eq(transport_nccl_renew(x.t, next, &e), 0);
+    ck_assert_int_eq(transport_begin(x.t, 2, &e), 0);
+    ck_assert_int_eq(write(id_pipe[1], next, sizeof next), sizeof next);
+    ck_assert_int_eq(exchange_status(&x), 0);
+    ck_assert_int_eq(status_of_process(second), 0);
+    side_close(&x);
+}
+END_TEST
+
+static int receive_then_send(const uint8_t *id)
+{
+    struct side x = side_open(1, id, NULL);
+    struct transport_message m[2];
+    struct done d[2];
+    message(&x, &m[0], false, BYTES);
+    message(&x, &m[1], true, BYTES);
+    struct transport_group g[2] = {{&m[0], 1, group_done, &d[0]}, {&m[1], 1, group_done, &d[1]}};
+    for (int i = 0; i < 2; i++) {
+        done_init(&d[i]);
+        if (transport_enqueue(x.t, 1, x.s, &g[i]) != 0)
+            return 1;
+    }
+    bool hangs = !done_within(&d[0], 300);
+    transport_abort(x.t);
+    return hangs && status_of(&d[0]) == RS_ECANCELED && status_of(&d[1]) == RS_ECANCELED ? 0 : 2;
+}
+
+/* C10: why a plan's rounds are proved before: two that both receive first wait for ever. */
+START_TEST(groups_in_an_order_that_does_not_match_hang_and_an_abort_ends_them)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES];
+    id_make(id);
+    pid_t pid = other(receive_then_send, id);
+    struct side x = side_open(0, id, NULL);
+    struct transport_message m[2];
+    struct done d[2];
+    message(&x, &m[0], false, BYTES);
+    message(&x, &m[1], true, BYTES);
+    struct transport_group g[2] = {{&m[0], 1, group_done, &d[0]}, {&m[1], 1, group_done, &d[1]}};
+    for (int i = 0; i < 2; i++) {
+        done_init(&d[i]);
+        ck_assert_int_eq(transport_enqueue(x.t, 0, x.s, &g[i]), 0);
+    }
+    ck_assert(!done_within(&d[0], 300));
+    transport_abort(x.t);
+    ck_assert_int_eq(status_of(&d[0]), RS_ECANCELED);
+    ck_assert_int_eq(status_of(&d[1]), RS_ECANCELED);
+    ck_assert_int_eq(status_of_process(pid), 0);
+    side_close(&x);
+}
+END_TEST
+
+START_TEST(an_asynchronous_error_fails_the_group_without_being_asked)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES];
+    id_make(id);
+    pid_t pid = other(exchange_once_and_stay, id);
+    ck_assert_int_eq(setenv("STANDIN_ASYNC", "group:1", 1), 0);
+    struct side x = side_open(0, id, NULL);
+    struct transport_message m[2];
+    struct transport_group g;
+    struct done d;
+    exchange(&x, &g, m, &d);
+    ck_assert_int_eq(status_of(&d), RS_EPEER);
+    ck_assert_ptr_nonnull(strstr(d.err.text, "remote process exited"));
+    ck_assert_ptr_nonnull(strstr(d.err.text, "comm rank 0 of 2"));
+    while (!transport_quiesced(x.t))
+        sched_yield();
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    (void)status_of_process(pid);
+    side_close(&x);
+}
+END_TEST
+
+static void stuck_now(void *arg)
+{
+    struct err e = {0};
+    done_now(arg, 1, &e);
+}
+
+/* C03: the process is to be ended; the transport never says that its buffers are free. */
+START_TEST(an_abort_that_hangs_is_told_by_the_watchdog)
+{
+    uint8_t id[TRANSPORT_NCCL_ID_BYTES];
+#if defined(__SANITIZE_THREAD__)
+    return; /* its threads never end, which is an error there */
+#endif
+    struct done stuck, d;
+    struct transport_nccl_options options = {
+        .watchdog_ms = 200, .on_stuck = stuck_now, .arg = &stuck};
+    struct transport_message m[2];
+    struct transport_group g;
+    done_init(&stuck);
+    id_make(id);
+    pid_t pid = other(exchange_once_and_stay, id);
+    ck_assert_int_eq(setenv("STANDIN_HANG", "ncclCommAbort:1", 1), 0);
+    struct side x = side_open(0, id, &options);
+    ck_assert_int_eq(exchange_status(&x), 0);
+    exchange(&x, &g, m, &d);
+    wait_begun(2);
+    transport_abort(x.t);
+    ck_assert(done_within(&stuck, 3000));
+    ck_assert(!transport_quiesced(x.t));
+    ck_assert(!done_within(&d, 10));
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    (void)status_of_process(pid);
+    _exit(EXIT_SUCCESS); /* the stuck threads never end */
+}
+END_TEST
+
+/* C05 */
+START_TEST(one_gpu_in_two_ranks_is_refused_before_nccl_is_asked)
+{
+    struct device *devices[2];
+    static const bool takes_part[2] = {true, true};
+    struct transport_nccl_node *node;
+    struct transport *t;
+    struct device_cuda_options options = {.name = "0"};
+    struct err e = {0};
+    for (uint32_t i = 0; i < 2; i++)
+        ck_assert_int_eq(device_cuda_open(i, &options, &devices[i], &e), 0);
+    ck_assert_int_eq(transport_nccl_node_open(&node, &e), 0);
+    ck_assert_int_eq(transport_nccl_open(node, devices, takes_part, 2, 1, NULL, NULL, &t, &e),
+                     RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "devices 0 and 1 are one GPU"));
+    struct device *host;
+    ck_assert_int_eq(device_host_open(0, NULL, &host, &e), 0);
+    device_close(devices[1]);
+    devices[1] = host;
+    ck_assert_int_eq(transport_nccl_open(node, devices, takes_part, 2, 1, NULL, NULL, &t, &e),
+                     RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "no CUDA device"));
+    device_close(devices[0]);
+    device_close(host);
+    transport_nccl_node_close(node);
+}
+END_TEST
+
+START_TEST(an_nccl_that_is_too_old_is_refused_with_its_version)
+{
+    struct transport_nccl_node *node;
+    struct err e = {0};
+    ck_assert_int_eq(setenv("STANDIN_NCCL_VERSION", "22703", 1), 0);
+    ck_assert_int_eq(transport_nccl_node_open(&node, &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "2.27.3"));
+}
+END_TEST
+
+/* Two local devices; every NCCL call fails once. Neither a hang, nor success where a call failed
+ * before the group was given. */
+static int local_exchange(const uint8_t *call)
+{
+    struct device *devices[2];
+    struct device_stream *s[2];
+    static const bool takes_part[2] = {true, true};
+    struct transport_nccl_node *node;
+    struct transport *t;
+    struct err e = {0};
+    (void)setenv("STANDIN_FAIL", (const char *)call, 1);
+    if (transport_nccl_node_open(&node, &e) != 0)
+        return e.text[0] != '\0' ? 10 : 1;
+    for (uint32_t i = 0; i < 2; i++)
+        if (device_cuda_open(i, NULL, &devices[i], &e) != 0 ||
+            device_stream_new(devices[i], "net", &s[i], &e) != 0)
+            return 2;
+    if (transport_nccl_open(node, devices, takes_part, 2, 1, NULL, NULL, &t, &e) != 0)
+        return 3;
+    int r = transport_begin(t, 1, &e);
+    uint8_t *out = segment(devices[0], BYTES), *in = segment(devices[1], BYTES);
+    memset(out, 0x33, BYTES);
+    struct transport_message m[2] = {
+        {.data = out, .bytes = BYTES, .peer = 1, .send = true, .network = true},
+        {.data = in, .bytes = BYTES, .peer = 0, .network = true}};
+    struct done d[2];
+    struct transport_group g[2] = {{&m[0], 1, group_done, &d[0]}, {&m[1], 1, group_done, &d[1]}};
+    for (uint32_t i = 0; i < 2; i++) {
+        done_init(&d[i]);
+        if (r == 0 && transport_enqueue(t, i, s[i], &g[i]) != 0)
+            return 4;
+    }
+    for (uint32_t i = 0; r == 0 && i < 2; i++)
+        if (!done_within(&d[i], 8000))
+            return 5;
+    bool told = r != 0 || d[0].status != 0 || d[1].status != 0;
+    if (!told && (in[0] != 0x33 || in[BYTES - 1] != 0x33))
+        return 6;
+    transport_abort(t);
+    while (!transport_quiesced(t))
+        sched_yield();
+    for (uint32_t i = 0; i < 2; i++)
+        device_stream_free(s[i]);
+    transport_close(t);
+    return told ? 10 : 11;
+}
+
+START_TEST(every_nccl_call_that_fails_is_told_and_nothing_hangs)
+{
+    static const char *const calls[] = {"ncclGetVersion:1",
+                                        "ncclGetUniqueId:1",
+                                        "ncclCommInitRankConfig:1",
+                                        "ncclCommInitRankConfig:2",
+                                        "ncclGroupStart:1",
+                                        "ncclGroupStart:2",
+                                        "ncclGroupEnd:1",
+                                        "ncclGroupEnd:2",
+                                        "ncclGroupEnd:3",
+                                        "ncclSend:1",
+                                        "ncclRecv:1",
+                                        "ncclCommGetAsyncError:1",
+                                        "ncclCommGetAsyncError:2"};
+    ck_assert_int_eq(status_of_process(other(local_exchange, (const uint8_t *)"")), 11);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        ck_assert_msg(status_of_process(other(local_exchange, (const uint8_t *)calls[i])) == 10,
+                      "%s", calls[i]);
+}
+END_TEST
+
+/* C14 */
+START_TEST(fifty_communicators_come_and_go)
+{
+    struct device *devices[2];
+    static const bool takes_part[2] = {true, true};
+    struct transport_nccl_node *node;
+    struct err e = {0};
+    ck_assert_int_eq(setenv("STANDIN_SEED", "0", 1), 0);
+    for (uint32_t i = 0; i < 2; i++)
+        ck_assert_int_eq(device_cuda_open(i, NULL, &devices[i], &e), 0);
+    ck_assert_int_eq(transport_nccl_node_open(&node, &e), 0);
+    for (unsigned i = 0; i < 50; i++) {
+        struct transport *t;
+        struct done d;
+        struct transport_connect c = {.on_done = connect_done, .arg = &d};
+        done_init(&d);
+        ck_assert_int_eq(
+            transport_nccl_open(node, devices, takes_part, 2, i + 1, NULL, NULL, &t, &e), 0);
+        ck_assert_int_eq(transport_begin(t, 1, &e), 0);
+        ck_assert_int_eq(transport_connect(t, &c), 0);
+        ck_assert_int_eq(status_of(&d), 0);
+        transport_close(t);
+    }
+    transport_nccl_node_close(node);
+    for (uint32_t i = 0; i < 2; i++)
+        device_close(devices[i]);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(two_processes_exchange_in_one_communicator)                                                  \
+    X(a_member_that_never_comes_ends_it_at_the_deadline)                                           \
+    X(a_killed_peer_is_silence_until_aborted_and_a_new_id_makes_a_new_communicator)                \
+    X(groups_in_an_order_that_does_not_match_hang_and_an_abort_ends_them)                          \
+    X(an_asynchronous_error_fails_the_group_without_being_asked)                                   \
+    X(an_abort_that_hangs_is_told_by_the_watchdog)                                                 \
+    X(one_gpu_in_two_ranks_is_refused_before_nccl_is_asked)                                        \
+    X(an_nccl_that_is_too_old_is_refused_with_its_version)                                         \
+    X(every_nccl_call_that_fails_is_told_and_nothing_hangs)                                        \
+    X(fifty_communicators_come_and_go)
+#include "test/lib/main.h"
