@@ -85,15 +85,16 @@ CUDA_STAMP := $(BUILD)/cuda-$(CUDA)
 $(CUDA_STAMP):
 	@mkdir -p $(@D); rm -f $(BUILD)/cuda-[01]; touch $@
 CUDA_ONLY := daemon/device/device_cuda.c daemon/transport/transport_nccl.c
+RS_CUDA_OBJ := $(addprefix $(BUILD)/obj/,daemon/device/device.o daemon/exec/data_plane.o daemon/exec/links.o test/unit/test_transport.o)
 ifeq ($(CUDA),1)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--push-state,--as-needed -lcudart -Wl,--pop-state
 LIBS_kernels += $(CUDA_LIBS)
 LIBS_transport += -ldl
 LIBS_device += -ldl
 $(patsubst %.c,$(BUILD)/obj/%.o,$(CUDA_ONLY)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include
-$(BUILD)/obj/daemon/device/device.o $(BUILD)/obj/test/unit/test_transport.o: CFLAGS_ALL += -DRS_CUDA
+$(RS_CUDA_OBJ): CFLAGS_ALL += -DRS_CUDA
 endif
-$(BUILD)/obj/daemon/device/device.o $(BUILD)/obj/test/unit/test_transport.o: $(CUDA_STAMP)
+$(RS_CUDA_OBJ): $(CUDA_STAMP)
 
 src_of  = $(filter-out $(if $(filter 1,$(CUDA)),,$(CUDA_ONLY)),$(wildcard daemon/$(1)/*.c)) $(if $(filter kernels,$(1)),$(wildcard kernels/*.c)) \
           $(if $(filter client,$(1)),$(CLIENT_SRC))
@@ -171,7 +172,9 @@ $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 # $(BUILD)/standin/standin_X runs $(BUILD)/test/test_X on it: the same program, another library path. Without nvcc each counts
 # as skipped.
 STANDIN := $(BUILD)/standin
-STANDIN_TESTS := device transport
+# test/gpu/test_*.c also run on a GPU (scripts/gpu-check), test/standin/test_*.c need what only the stand-in can do.
+STANDIN_SRC := $(wildcard test/gpu/test_*.c test/standin/test_*.c)
+STANDIN_TESTS := device transport $(patsubst test_%.c,%,$(notdir $(STANDIN_SRC)))
 ifeq ($(CUDA),1)
 STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
 STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
@@ -188,6 +191,14 @@ $(STANDIN)/libnvidia-ml.so.1: test/standin/nvml.c $(STANDIN)/libcudart.so.13
 	$(Q)$(standin_other)
 $(STANDIN)/libnccl.so.2: test/standin/nccl.c $(STANDIN)/libcudart.so.13
 	$(Q)$(standin_other)
+$(patsubst %.c,$(BUILD)/obj/%.o,$(STANDIN_SRC)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include -DRS_CUDA
+define standin_rule
+$(BUILD)/test/$(basename $(notdir $(1))): $(BUILD)/obj/$(1:.c=.o) $(call libs,transport)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,transport) -Wl,--end-group $(call ldlibs,transport) \
+	    -L$(CUDA_HOME)/lib64/stubs -Wl,--push-state,--as-needed -lcuda -Wl,--pop-state $$(shell pkg-config --libs check)
+endef
+$(foreach t,$(STANDIN_SRC),$(eval $(call standin_rule,$(t))))
 $(STANDIN)/standin_%: $(BUILD)/test/test_% $(STANDIN_LIBS)
 	@mkdir -p $(@D)
 	$(Q)printf '#!/bin/sh\nLD_LIBRARY_PATH=%s TEST_DEVICE=cuda exec %s "$$@"\n' $(abspath $(STANDIN)) $(abspath $<) >$@ && chmod +x $@
@@ -195,6 +206,16 @@ else
 $(STANDIN)/standin_%:
 	@mkdir -p $(@D)
 	@printf '#!/bin/sh\necho "no nvcc: not run on the stand-in"; echo "0 passed, 0 failed, 1 skipped"\n' >$@ && chmod +x $@
+endif
+# The compiler's report on the kernels: a spill is a failure.
+.PHONY: check-kernels
+PTXAS := $(patsubst %.o,%.ptxas,$(call obj_of,kernels))
+PTXAS := $(filter %.cu.ptxas,$(PTXAS))
+check-kernels: $(PTXAS:.ptxas=.o)
+ifeq ($(CUDA),1)
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- scripts/check-kernels --json $(BUILD)/kernels.json $(PTXAS)
+else
+	@echo "no nvcc: GPU kernels are not compiled"; echo "0 0 1" >>$(TALLY)
 endif
 STANDIN_PROGRAMS := $(addprefix $(STANDIN)/standin_,$(STANDIN_TESTS))
 
@@ -266,7 +287,7 @@ SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) 
 
 check: deps
 	@rm -f $(TALLY); mkdir -p $(BUILD)
-	@failed=0; for t in check-floors check-libc check-fuzz check-unit check-sim check-integration check-faults check-asan check-tsan; do \
+	@failed=0; for t in check-floors check-libc check-fuzz check-kernels check-unit check-sim check-integration check-faults check-asan check-tsan; do \
 	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	scripts/sum-tally $(TALLY) $$failed
 
