@@ -98,13 +98,22 @@ static void seat_away(struct peer *p, struct seat *seat, const char *why)
     seat_lost(p, seat, seat->why);
 }
 
+/* Counted, and told at most once a second: strangers shall not fill the log. */
+static void refused(struct peer *p, const char *text)
+{
+    uint64_t now = peer_now(p);
+    p->refused++;
+    if (p->refused_told_ns != 0 && now - p->refused_told_ns < 1000 * MS)
+        return;
+    p->refused_told_ns = now;
+    log_warn("refused a caller of Peer.Join (%" PRIu64 " so far): %s", p->refused, text);
+}
+
 /* What it said makes no sense, or it may not say it. */
 static void session_fault(struct session *s, int code, const char *text)
 {
-    if (s->seat == NULL && s->p != NULL) {
-        s->p->refused++;
-        log_warn("refused a caller of Peer.Join: %s", text);
-    }
+    if (s->seat == NULL && s->p != NULL)
+        refused(s->p, text);
     session_finish(s, code, text);
     session_over(s, text);
 }
@@ -497,6 +506,7 @@ static void on_open(struct rpc_call *call)
     queue_init(&s->held);
     frame_parts_init(&s->parts);
     queue_push(&p->sessions, &s->link);
+    rpc_call_set_queue(call, PEER_QUEUE_MESSAGES, PEER_QUEUE_BYTES);
     rpc_call_set_arg(call, s);
 }
 

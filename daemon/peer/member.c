@@ -406,7 +406,7 @@ static int link_open(struct peer *p, struct err *e)
                                           .server_name = coordinator(p)->name,
                                           .keepalive_ms = 1000,
                                           .keepalive_timeout_ms = 2000,
-                                          .max_queued_messages = 65536,
+                                          .max_queued_messages = PEER_QUEUE_MESSAGES,
                                           .max_queued_bytes = PEER_QUEUE_BYTES};
     if (o->open_link != NULL)
         return o->open_link(o->loop, &link, &link_events, p, &p->member->link, e);

@@ -23,6 +23,8 @@ enum {
     PEER_BEATS = 64,           /* beats whose answer may be out */
     PEER_FLOOD_BURST = 200000, /* messages of one session, */
     PEER_FLOOD_PER_S = 20000,  /* and how fast that fills up again */
+    /* What may wait for the other side: orders or reports of one moment (a join, a commit) to or of all workers of a node. */
+    PEER_QUEUE_MESSAGES = 65536,
     PEER_QUEUE_BYTES = 128 << 20
 };
 
@@ -116,7 +118,7 @@ struct peer {
     struct seat *seats; /* coordinator: n_nodes; NULL on a member */
     struct queue sessions;
     unsigned n_probes, n_jobs;
-    uint64_t refused;
+    uint64_t refused, refused_told_ns;
     struct member *member; /* NULL on the coordinator */
     const struct layout *(*find_layout)(void *arg, const uint8_t digest[16]);
     void *find_arg;

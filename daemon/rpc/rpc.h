@@ -63,6 +63,8 @@ const struct rpc_identity *rpc_call_identity(const struct rpc_call *call);
 /* For calls that another daemon passed on: who made them in truth. Before anything else looks. */
 void rpc_call_set_identity(struct rpc_call *call, const struct rpc_identity *who);
 const char *rpc_call_path(const struct rpc_call *call); /* the method's */
+/* How much may wait for this call's peer, instead of what the server's options say. */
+void rpc_call_set_queue(struct rpc_call *call, uint32_t max_messages, uint32_t max_bytes);
 /* Monotonic ns; UINT64_MAX: none. */
 uint64_t rpc_call_deadline_ns(const struct rpc_call *call);
 /* What the caller sent under a key that begins with "reshard-"; NULL: nothing, or more than 4 KiB of

@@ -61,6 +61,12 @@ void rpc_call_set_identity(struct rpc_call *call, const struct rpc_identity *who
     call->identity = *who;
 }
 
+void rpc_call_set_queue(struct rpc_call *call, uint32_t max_messages, uint32_t max_bytes)
+{
+    call->max_queued_messages = max_messages;
+    call->max_queued_bytes = max_bytes;
+}
+
 const char *rpc_call_path(const struct rpc_call *call)
 {
     return call->method->path;

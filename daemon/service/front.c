@@ -72,11 +72,16 @@ static void open_proxy(struct rpc_call *call)
 static void attach_message(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     const struct service *s = rpc_call_context(call);
+    const struct rpc_identity *who = rpc_call_identity(call);
     uint64_t side = roles_hello_side(data, n_bytes);
     struct err e = {0};
-    int r = side == REFIT_SOURCE || side == REFIT_DESTINATION
-                ? roles_check_side(s->config, rpc_call_identity(call), side == REFIT_SOURCE, &e)
+    int r = who->client == PROXY_CLIENT
+                ? err_set(&e, RS_EPERM,
+                          "a worker attaches at its own node's daemon: say hello on "
+                          "the memory socket, and attach on the Unix socket")
                 : 0;
+    if (r == 0 && (side == REFIT_SOURCE || side == REFIT_DESTINATION))
+        r = roles_check_side(s->config, who, side == REFIT_SOURCE, &e);
     if (r != 0)
         api_finish_error(call, r, &e);
     else

@@ -279,6 +279,12 @@ class Certificates(Case):
             with refused(self, grpc.StatusCode.UNAVAILABLE):
                 pb_grpc.AdminStub(self.remote(None, node)).Versions(versions, timeout=WAIT_S)
 
+    def test_a_remote_client_attaches_no_worker(self):
+        self.all(roles__trainer="trainer-*")
+        hello = pb.AttachRequest(hello=pb.AttachHello(model="m", side=pb.SIDE_SOURCE, layout_name="train", layout_digest=b"0" * 16))
+        with refused(self, grpc.StatusCode.PERMISSION_DENIED, "own node's daemon"):
+            list(pb_grpc.RefitStub(self.remote("trainer-1")).Attach(iter([hello]), timeout=WAIT_S))
+
     def test_a_client_that_plays_a_member_is_not_believed(self):
         self.all(roles__operator="ops uid:0")
         stub = pb_grpc.AdminStub(self.remote("trainer-1", 0))
