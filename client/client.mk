@@ -25,7 +25,7 @@ $(BUILD)/demo_worker: $(BUILD)/obj/client/demo_worker.o $(BUILD)/libreshard.so
 demo:
 	scripts/deps
 	$(MAKE) -j$$(nproc) BUILD=$(BUILD) $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker
-	scripts/demo --build $(BUILD) $(if $(TRANSPORT),--transport $(TRANSPORT)) $(MODEL)
+	scripts/demo --build $(BUILD) $(if $(TRANSPORT),--transport $(TRANSPORT)) $(if $(NODES),--nodes $(NODES)) $(if $(RATE),--rate $(RATE)) $(MODEL)
 
 all: $(BUILD)/libreshard.so $(BUILD)/reshardctl $(BUILD)/demo_worker
 
