@@ -118,8 +118,7 @@ static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_
                             uint32_t *ret_via)
 {
     uint64_t bytes = p->bundles.at[bundle].bytes, limit = n->relay_limit;
-    uint32_t best = only_batch(p, bundle) == NULL ? EACH_HOLDER
-                                                  : least_loaded(p, holders(p, bundle), p->egress);
+    uint32_t best = least_loaded(p, holders(p, bundle), p->egress);
     *ret_via = NONE32;
     for (uint32_t k = n->first_of_bundle[bundle]; k < n->first_of_bundle[bundle + 1]; k++) {
         const struct need *y = &n->v.at[k];
@@ -129,6 +128,30 @@ static uint32_t star_sender(const struct plan *p, const struct needs *n, uint32_
             *ret_via = k;
             return y->device;
         }
+        if (p->egress[y->device] < p->egress[best]) {
+            best = y->device;
+            *ret_via = k;
+        }
+    }
+    return best;
+}
+
+/* Of a bundle of several batches only the first domain is fed by holders. That one passes it on to all others where
+ * that is this part of the bound at most: it takes the least time. Else whoever has it may, the least loaded first, up
+ * to so many hops. */
+enum { STAR_PART = 4, TREE_HOPS = 8 };
+
+static uint32_t tree_sender(const struct plan *p, const struct needs *n, uint32_t bundle,
+                            uint32_t *ret_via)
+{
+    uint32_t best = EACH_HOLDER, begin = n->first_of_bundle[bundle];
+    uint64_t all = (n->first_of_bundle[bundle + 1] - begin) * p->bundles.at[bundle].bytes;
+    uint8_t most_hops = all <= p->totals.lower_bound / STAR_PART ? 2 : TREE_HOPS;
+    *ret_via = NONE32;
+    for (uint32_t k = n->first_of_bundle[bundle]; k < n->first_of_bundle[bundle + 1]; k++) {
+        const struct need *y = &n->v.at[k];
+        if (y->hops == 0 || y->hops >= most_hops || y->staging)
+            continue;
         if (best == EACH_HOLDER || p->egress[y->device] < p->egress[best]) {
             best = y->device;
             *ret_via = k;
@@ -167,6 +190,8 @@ static void optional(struct plan *p, struct needs *n, uint32_t bundle, uint8_t m
             send_from(p, x, least_loaded(p, holders(p, bundle), p->egress));
         else if (i > 0 && p->chains)
             send_from(p, x, chain_sender(p, n, bundle, last, &via));
+        else if (i > 0 && only_batch(p, bundle) == NULL)
+            send_from(p, x, tree_sender(p, n, bundle, &via));
         else if (i > 0)
             send_from(p, x, star_sender(p, n, bundle, &via));
         x->via = via;
