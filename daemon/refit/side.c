@@ -342,6 +342,7 @@ static void side_close(struct step *s)
     keep_outcome(r, &bytes);
     r->in_flight = NULL;
     attempt_clear(r);
+    queue_unexclude(r); /* that was of this attempt; who failed is put off */
     side_free(r);
     queue_next(s);
 }

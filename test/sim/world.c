@@ -333,10 +333,10 @@ static void end_drained(struct world *w)
     for (size_t i = 0; i < w->refit->n_nodes; i++)
         for (uint32_t k = 0; k < w->n_workers && w->refit->nodes[i].draining; k++) {
             struct worker *worker = &w->workers[k];
-            if (worker->node != w->refit->nodes[i].node || !worker->attached || !worker->known ||
-                refit_find_worker(w->refit, worker->id) != NULL)
+            if (worker->node != w->refit->nodes[i].node || !worker->known ||
+                worker->left_for_good || refit_find_worker(w->refit, worker->id) != NULL)
                 continue;
-            w->n_drained++;
+            w->n_drained += worker->attached;
             worker->left_for_good = true;
             worker_detached(w, k);
         }
