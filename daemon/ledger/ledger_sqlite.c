@@ -188,9 +188,11 @@ static int run(sqlite3 *db, const char *sql)
     return sqlite3_exec(db, sql, NULL, NULL, NULL);
 }
 
+/* The store's page goes into each transaction, so that a log always tells whose it is (check_log). A row that stays
+ * as it was would not be written: it changes places, 1 and 2. */
 static int write_records(struct ledger_sqlite *l, const struct ledger_transaction *t)
 {
-    int rc = run(l->writer, "BEGIN IMMEDIATE");
+    int rc = run(l->writer, "BEGIN IMMEDIATE; UPDATE store SET rowid = 3 - rowid");
     for (size_t i = 0; rc == SQLITE_OK && i < t->n_records; i++)
         rc = upsert(l, &t->records[i], 0);
     return rc == SQLITE_OK ? run(l->writer, "COMMIT") : rc;
@@ -638,6 +640,44 @@ static int find_damage(struct ledger_sqlite *l, struct err *e)
     return code;
 }
 
+/* SQLite's way to open a file and nothing beside it. sqlite3_free'd by the caller; NULL when memory is out. */
+static char *uri_without_log(const char *path)
+{
+    sqlite3_str *uri = sqlite3_str_new(NULL);
+    sqlite3_str_appendall(uri, "file:");
+    for (; *path != '\0'; path++)
+        sqlite3_str_appendf(uri, strchr("%?#", *path) == NULL ? "%c" : "%%%02x", *path);
+    sqlite3_str_appendall(uri, "?immutable=1");
+    return sqlite3_str_finish(uri);
+}
+
+/* The id in the file itself, without what its log says; 0: none yet, or it can't be told. */
+static int64_t id_without_log(const struct ledger_sqlite *l)
+{
+    int64_t id = 0;
+    sqlite3 *db = NULL;
+    char *uri = uri_without_log(l->path);
+    if (uri != NULL &&
+        sqlite3_open_v2(uri, &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL) == SQLITE_OK)
+        (void)read_number(db, "SELECT id FROM store", &id);
+    (void)sqlite3_close(db);
+    sqlite3_free(uri);
+    return id;
+}
+
+/* SQLite takes any log that lies beside the file as its own. */
+static int check_log(struct ledger_sqlite *l, struct err *e)
+{
+    int64_t id = 0, file_id = id_without_log(l);
+    if (file_id == 0 || read_number(l->writer, "SELECT id FROM store", &id) != SQLITE_OK ||
+        id == file_id)
+        return 0;
+    return err_set(e, RS_EDISK,
+                   "ledger %s is store %016llx, the log %s-wal beside it is of store %016llx: put "
+                   "together what belongs together, or move the log away",
+                   l->path, (unsigned long long)file_id, l->path, (unsigned long long)id);
+}
+
 static int check_schema(struct ledger_sqlite *l, struct err *e)
 {
     int64_t application = 0, schema = 0, n_objects = 0;
@@ -667,7 +707,8 @@ static int check_schema(struct ledger_sqlite *l, struct err *e)
             "ledger %s has schema %lld, this release knows %d: run the release that made it, or "
             "move it away to start anew",
             l->path, (long long)schema, SCHEMA_VERSION);
-    return find_damage(l, e);
+    int code = check_log(l, e);
+    return code != 0 ? code : find_damage(l, e);
 }
 
 static int set_up_writer(struct ledger_sqlite *l, struct err *e)
@@ -678,9 +719,12 @@ static int set_up_writer(struct ledger_sqlite *l, struct err *e)
     if (sqlite3_db_readonly(l->writer, "main") == 1)
         return err_set(e, RS_EPERM,
                        "ledger %s can't be written: check its mode and its file system", l->path);
+    /* A log that is not believed must not come into the file by our closing it. */
+    (void)sqlite3_db_config(l->writer, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     rc = check_schema(l, e);
     if (rc != 0)
         return rc;
+    (void)sqlite3_db_config(l->writer, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
     rc = run(l->writer, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL");
     if (rc != SQLITE_OK)
         return fail(e, l->path, l->writer, rc, "turning the write-ahead log on");

@@ -562,6 +562,48 @@ START_TEST(another_schema_is_refused)
 }
 END_TEST
 
+static void copy_file(const char *from, const char *to)
+{
+    char command[256];
+    (void)snprintf(command, sizeof command, "cp '%s' '%s'", from, to);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* Open, with one row in a log that has none of the pages of the store's creation. */
+static void begin_log(struct bench *b)
+{
+    struct ledger_record r = version_row(1, 7);
+    open_again(b);
+    ledger_close(b->l);
+    open_again(b);
+    ck_assert_int_eq(write_all(b, &r, 1), 0);
+}
+
+START_TEST(the_log_of_another_store_is_refused_and_does_not_come_into_the_file)
+{
+    struct bench a, b;
+    char log[128], other_log[128];
+    bench_init(&a, true);
+    bench_init(&b, true);
+    (void)snprintf(b.path, sizeof b.path, "%s/a%%20#?b", b.dir); /* nothing but a name */
+    (void)snprintf(log, sizeof log, "%s-wal", b.path);
+    (void)snprintf(other_log, sizeof other_log, "%s-wal", a.path);
+    begin_log(&b);
+    ledger_close(b.l); /* its log has come into the file */
+    b.l = NULL;
+    begin_log(&a);
+    copy_file(other_log, log);
+    refused(&b, RS_EDISK, "is of store");
+    refused(&b, RS_EDISK, "is of store"); /* the first time has changed nothing */
+    ck_assert_int_eq(unlink(log), 0);
+    open_again(&b);
+    struct rows rows = load(&b);
+    ck_assert_uint_eq(rows.n, 1);
+    bench_close(&a);
+    bench_close(&b);
+}
+END_TEST
+
 START_TEST(a_creation_that_stopped_half_way_is_begun_anew)
 {
     struct bench b;
@@ -779,6 +821,7 @@ END_TEST
     X(a_file_that_is_no_database_is_refused)                                                       \
     X(another_programs_database_is_refused)                                                        \
     X(another_schema_is_refused)                                                                   \
+    X(the_log_of_another_store_is_refused_and_does_not_come_into_the_file)                         \
     X(a_creation_that_stopped_half_way_is_begun_anew)                                              \
     X(a_damaged_file_is_refused)                                                                   \
     X(a_path_that_can_not_be_opened_is_refused_by_name)                                            \
