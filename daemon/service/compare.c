@@ -9,9 +9,9 @@
 
 #include "base/banned.h"
 
-enum {
-    MAX_SHARDS = 64
-}; /* boxes of one rank that are compared one by one; more are compared as a sum only */
+/* MAX_SHARDS: boxes of one rank that are compared one by one; more are compared as a sum only. MAX_ALSO: tensors that are
+ * named beside the first that is wrong. */
+enum { MAX_SHARDS = 64, MAX_ALSO = 8 };
 
 /* --- sources ------------------------------------------------------------------------------------ */
 
@@ -133,18 +133,35 @@ static int expected_check(const struct layout *l, uint32_t t,
                    l->tensors[t].name, rank, x->fingerprint, sum);
 }
 
+/* Another tensor, behind the text about the first; n_before: how many there have been. */
+static void also_differs(const struct layout *l, uint32_t t, uint32_t n_before, struct err *e)
+{
+    if (e == NULL || n_before > MAX_ALSO)
+        return;
+    const struct err before = *e;
+    (void)err_set(e, before.code, "%s%s '%s'%s", before.text, n_before == 1 ? "; also wrong:" : ",",
+                  l->tensors[t].name, n_before == MAX_ALSO ? " and perhaps more" : "");
+}
+
 int compare_sources(const struct layout *l, struct publication *const *publications, struct err *e)
 {
     struct shards *s = mem_calloc(2, sizeof *s);
     int r = s == NULL ? err_set(e, RS_ENOMEM, "no memory to compare the sources") : 0;
+    uint32_t n_wrong = 0;
     for (uint32_t t = 0; r == 0 && t < l->n_tensors; t++) {
         uint64_t sum = 0, elements = 0;
-        r = tensor_sum(l, t, publications, &s[0], &s[1], &sum, &elements, e);
+        struct err also, *to = n_wrong == 0 ? e : &also;
+        r = tensor_sum(l, t, publications, &s[0], &s[1], &sum, &elements, to);
         if (r == 0)
-            r = expected_check(l, t, publications, sum, elements, e);
+            r = expected_check(l, t, publications, sum, elements, to);
+        if (r != RS_EDATALOSS)
+            continue;
+        if (n_wrong++ > 0)
+            also_differs(l, t, n_wrong - 1, e);
+        r = 0;
     }
     mem_free(s);
-    return r;
+    return n_wrong > 0 ? RS_EDATALOSS : r;
 }
 
 /* --- destinations ------------------------------------------------------------------------------- */

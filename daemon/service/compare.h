@@ -15,7 +15,7 @@ struct publication;
 enum compare_mode { COMPARE_OFF, COMPARE_SAMPLED, COMPARE_FULL }; /* = enum wire_verify */
 
 /* publications[rank] (NULL: that rank takes no part) of one version. Ranks that hold the same box of a tensor must
- * agree; whole tensors that a client has fingerprinted its own way must be the sum of their boxes. RS_EDATALOSS. */
+ * agree; whole tensors that a client has fingerprinted its own way must be the sum of their boxes. RS_EDATALOSS tells of the first tensor and names more. */
 int compare_sources(const struct layout *source, struct publication *const *publications,
                     struct err *e);
 

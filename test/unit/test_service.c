@@ -122,7 +122,7 @@ START_TEST(replicas_that_agree_pass_and_parts_may_differ)
 {
     const uint64_t good[3][2] = {{7, 1}, {7, 2}, {0, 3}};
     const struct publication_print sum = {.tensor = 1, .fingerprint = 6},
-                                      replica = {.tensor = 0, .fingerprint = 7};
+                                   replica = {.tensor = 0, .fingerprint = 7};
     compare_with(good, NULL, 0, NULL);
     compare_with(good, &sum, 0, NULL);
     compare_with(good, &replica, 0, NULL); /* a replica counts once */
@@ -135,6 +135,8 @@ START_TEST(differences_of_sources_are_named)
     const struct publication_print other = {.tensor = 1, .fingerprint = 7};
     compare_with(bad, NULL, RS_EDATALOSS, "tensor 'a' [0:4]: source ranks 0 and 1");
     compare_with(good, &other, RS_EDATALOSS, "tensor 'b'");
+    compare_with(bad, &other, RS_EDATALOSS, "tensor 'a' [0:4]: source ranks 0 and 1");
+    compare_with(bad, &other, RS_EDATALOSS, "also wrong: 'b'");
 }
 END_TEST
 
