@@ -70,7 +70,8 @@ static int run_data_plane(int argc, char **argv)
      * socket says so. */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     log_init(level, "data plane");
-    (void)crash_init(); /* checked by the control process */
+    const char *variable;
+    (void)crash_init(&variable); /* checked by the control process */
     return data_plane_run((int)fd);
 }
 
@@ -129,7 +130,7 @@ static int say_config(const struct config *c)
 
 int main(int argc, char **argv)
 {
-    const char *path = NULL, *node = NULL;
+    const char *path = NULL, *node = NULL, *variable;
     bool check = false;
     struct config config;
     struct err e = {0};
@@ -165,8 +166,9 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "reshardd: '%s' is not understood\n%s", argv[optind], help);
         return EXIT_USAGE;
     }
-    if (crash_init() != 0) {
-        (void)fprintf(stderr, "reshardd: RESHARD_CRASH names no crash point (--crash-points)\n");
+    if (crash_init(&variable) != 0) {
+        (void)fprintf(stderr, "reshardd: %s names no point of base/crash.h (--crash-points)\n",
+                      variable);
         return EXIT_USAGE;
     }
     config_init(&config);

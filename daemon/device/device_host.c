@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/crash.h"
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/random.h"
@@ -292,13 +293,41 @@ static bool skips_writing(const struct host_stream *s)
     return skips(s) || !fence_holds(host_of(s->base.device)->options.fence);
 }
 
+/* As a cast that rounds wrong would: what it sums is what it has written. */
+static void cast_wrong(const struct kernel_copy *c)
+{
+    struct kernel_copy silent = *c;
+    silent.fingerprint = NULL;
+    kernel_copy_host(&silent);
+    for (uint32_t i = 0; i < c->n_targets; i++)
+        *(uint8_t *)c->to[i].base ^= 1;
+    struct kernel_fingerprint f = {
+        .from = c->to[0], .fingerprint = c->fingerprint, .n_dims = c->n_dims, .dtype = c->to_dtype};
+    memcpy(f.size, c->size, sizeof f.size);
+    memcpy(f.offset, c->offset, sizeof f.offset);
+    if (c->fingerprint != NULL)
+        kernel_fingerprint_host(&f);
+}
+
+/* Where tests have it so, wrong (base/crash.h). */
+static void run_copy(struct kernel_copy *c)
+{
+    if (c->from_dtype != c->to_dtype && c->n_targets > 0 && damage_due(DAMAGE_WRONG_CAST)) {
+        cast_wrong(c);
+        return;
+    }
+    if (damage_due(DAMAGE_LOST_COPY))
+        c->n_targets = 0;
+    kernel_copy_host(c);
+}
+
 static void run_copies(struct host_stream *s, struct host_item *item)
 {
     struct kernel_copy c;
     const char *at = (const char *)item->payload;
     for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
         at = unpack_copy(at, &c);
-        kernel_copy_host(&c);
+        run_copy(&c);
     }
 }
 

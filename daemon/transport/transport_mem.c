@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/random.h"
@@ -197,17 +198,41 @@ static void finish(struct mem *m, struct mem_message *x)
 }
 
 /* Both may be in pieces, cut differently. */
-static void copy_range(const struct transport_message *to, const struct transport_message *from,
-                       uint64_t at, uint64_t bytes)
+static void copy_range(const struct transport_message *to, uint64_t to_at,
+                       const struct transport_message *from, uint64_t from_at, uint64_t bytes)
 {
-    for (uint64_t end = at + bytes; at < end;) {
+    for (uint64_t at = 0; at < bytes;) {
         struct iovec a, b;
-        rs_assert(transport_runs(to, at, end - at, &a, 1) == 1);
-        rs_assert(transport_runs(from, at, end - at, &b, 1) == 1);
+        rs_assert(transport_runs(to, to_at + at, bytes - at, &a, 1) == 1);
+        rs_assert(transport_runs(from, from_at + at, bytes - at, &b, 1) == 1);
         size_t n = a.iov_len < b.iov_len ? a.iov_len : b.iov_len;
         memcpy(a.iov_base, b.iov_base, n);
         at += n;
     }
+}
+
+static void flip_bit(const struct transport_message *to, uint64_t at)
+{
+    struct iovec v;
+    rs_assert(transport_runs(to, at, 1, &v, 1) == 1);
+    *(uint8_t *)v.iov_base ^= 0x10;
+}
+
+/* Where tests have it so, wrong (base/crash.h). */
+static void copy_chunk(const struct transport_message *to, const struct transport_message *from,
+                       uint64_t at, uint64_t bytes)
+{
+    uint64_t half = bytes / 2;
+    if (damage_due(DAMAGE_LOST_CHUNK))
+        return;
+    if (damage_due(DAMAGE_WRONG_ADDRESS)) {
+        copy_range(to, at + bytes - half, from, at, half);
+        copy_range(to, at, from, at + half, bytes - half);
+        return;
+    }
+    copy_range(to, at, from, at, bytes);
+    if (damage_due(DAMAGE_FLIPPED_BIT))
+        flip_bit(to, at + half);
 }
 
 /* Copies the reserved chunk, the mutex let go meanwhile. */
@@ -221,7 +246,7 @@ static void move_chunk(struct mem *m, struct mem_message *r)
     }
     s->busy = true;
     (void)pthread_mutex_unlock(&m->mutex);
-    copy_range(r->from, s->from, r->at, bytes);
+    copy_chunk(r->from, s->from, r->at, bytes);
     (void)pthread_mutex_lock(&m->mutex);
     s->busy = false;
     r->at += bytes;

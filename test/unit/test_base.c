@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/crash.h"
 #include "base/err.h"
 #include "base/mailbox.h"
 #include "base/mem.h"
@@ -153,6 +154,34 @@ START_TEST(mailbox_hands_over_every_item_of_four_threads)
 }
 END_TEST
 
+START_TEST(damage_is_done_at_the_passages_that_were_asked_for)
+{
+    const char *variable = NULL;
+    static const char *const bad[] = {"nowhere",
+                                      "lost-chunk:0",
+                                      "lost-chunk:2:0",
+                                      "lost-chunk:x",
+                                      "lost-chunk:",
+                                      "lost-chunk:1:2:3",
+                                      "",
+                                      "lost"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ck_assert_int_eq(setenv("RESHARD_DAMAGE", bad[i], 1), 0);
+        ck_assert_int_eq(crash_init(&variable), RS_EINVAL);
+        ck_assert_str_eq(variable, "RESHARD_DAMAGE");
+    }
+    ck_assert(!damage_due(DAMAGE_LOST_CHUNK));
+    ck_assert_int_eq(setenv("RESHARD_DAMAGE", "lost-chunk:3:2", 1), 0);
+    ck_assert_int_eq(crash_init(&variable), 0);
+    for (int passage = 1; passage <= 6; passage++) {
+        ck_assert(!damage_due(DAMAGE_FLIPPED_BIT));
+        ck_assert_int_eq(damage_due(DAMAGE_LOST_CHUNK), passage == 3 || passage == 4);
+    }
+    crash_spent();
+    ck_assert_ptr_null(getenv("RESHARD_DAMAGE"));
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(err_prefix_builds_a_path_of_what_was_done)                                                   \
     X(err_text_is_cut_at_a_whole_character)                                                        \
@@ -160,5 +189,6 @@ END_TEST
     X(mem_fails_at_the_armed_call_and_only_there)                                                  \
     X(buf_reader_gives_back_what_was_put_and_marks_a_short_read)                                   \
     X(buf_survives_every_failed_allocation)                                                        \
-    X(mailbox_hands_over_every_item_of_four_threads)
+    X(mailbox_hands_over_every_item_of_four_threads)                                               \
+    X(damage_is_done_at_the_passages_that_were_asked_for)
 #include "test/lib/main.h"
