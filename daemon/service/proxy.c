@@ -13,6 +13,9 @@
 
 #include "base/banned.h"
 
+/* Of one call, on its way to the coordinator: more than the largest layout. */
+enum { MOST_QUEUED_BYTES = 64 << 20 };
+
 struct proxy {
     struct rpc_call *call;     /* NULL: it has ended */
     struct rpc_link_call *out; /* NULL: it has ended */
@@ -200,6 +203,8 @@ void proxy_message(struct rpc_call *call, const void *data, size_t n_bytes)
     if (p == NULL || p->out == NULL)
         return;
     int r = p->keeps ? layout_builder_page(&p->builder, data, n_bytes, false, &e) : 0;
+    if (r == 0 && rpc_link_call_queued_bytes(p->out) > MOST_QUEUED_BYTES)
+        r = RS_EEXHAUSTED;
     if (r == 0)
         r = rpc_link_call_send(p->out, data, n_bytes);
     if (r == RS_EEXHAUSTED && e.code == 0)
