@@ -152,7 +152,7 @@ static uint64_t count_needs(const struct plan *p, const struct needs *n)
 
 /* More needs than this are put together in bundles; and more than the second are refused, since each costs some 250
  * bytes until the plan is made. */
-enum { BUNDLE_FROM = 1 << 18, MOST_NEEDS = 1 << 23 };
+enum { BUNDLE_FROM = 1 << 19, MOST_NEEDS = 1 << 23 };
 
 static int add_needs(struct plan *p, struct needs *n, uint32_t bundle)
 {

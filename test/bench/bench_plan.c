@@ -1,6 +1,7 @@
 /* Planning time, memory, balance and makespan over the model zoo, built in memory (public configs).
  *
- * bench_plan [--json] [--check] [NAME-PART]. Plan time is plan_make alone in CPU time, the best of three; memory is the greatest
+ * bench_plan [--json] [--check] [--large] [NAME-PART]. With --large only the cases of up to 16,384 devices, planned and
+ * simulated once. Plan time is plan_make alone in CPU time, the best of three; memory is the greatest
  * size of all blocks that plan_make has at one time (counted by malloc_usable_size), beyond layouts. */
 #include <malloc.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "plan/plan_simulate.h"
 #include "plan/planner.h"
 #include "test/lib/plan_zoo.h"
 
@@ -276,6 +278,29 @@ static void kimi_4096(struct zoo_case *c)
             .n_ranks = 4096, .stages = 1, .layers_per_stage = 61, .tp = 32, .ep = 32});
 }
 
+static void kimi_8192(struct zoo_case *c)
+{
+    model_case(
+        c, &KIMI_K2,
+        (struct deployment){.n_ranks = 8192, .stages = 8, .layers_per_stage = 8, .tp = 8, .ep = 32},
+        (struct deployment){
+            .n_ranks = 8192, .stages = 1, .layers_per_stage = 61, .tp = 32, .ep = 32});
+}
+
+/* Rows over all ranks: a part of each tensor for each of them, that one rank of every instance needs. */
+static void kimi_fsdp_1024(struct zoo_case *c)
+{
+    model_case(c, &KIMI_K2,
+               (struct deployment){.n_ranks = 1024,
+                                   .stages = 1,
+                                   .layers_per_stage = 61,
+                                   .tp = 1024,
+                                   .expert_tp = true,
+                                   .fsdp = true},
+               (struct deployment){
+                   .n_ranks = 1024, .stages = 1, .layers_per_stage = 61, .tp = 32, .ep = 32});
+}
+
 static void deepseek(struct zoo_case *c)
 {
     model_case(
@@ -453,21 +478,24 @@ static void distinct(struct zoo_case *c)
 static const struct {
     const char *name;
     void (*build)(struct zoo_case *c);
+    bool large;
 } CASES[] = {
-    {"Kimi-K2 1024 to 1024, EP to EP", kimi},
-    {"Kimi-K2 1024 to 1024, EP to TP", kimi_tp},
-    {"Kimi-K2 4096 to 4096", kimi_4096},
-    {"DeepSeek-V3 128 to 128, EP to TP32", deepseek},
-    {"Qwen3-235B 64 to 64", qwen},
-    {"Qwen3-235B FSDP64 to 8 x TP8, coloc.", qwen_colocated},
-    {"1 source to 64 domains", one_to_64},
-    {"1 source to 64 domains of 8", one_to_64_of_8},
-    {"4 sources to 8 domains of 4", four_to_8_of_4},
-    {"TP6 on nodes of 4", straddling},
-    {"EP24 on uneven domains", uneven_ep24},
-    {"FSDP16 to 2 x TP8, colocated", colocated},
-    {"TP16 in domains of 4 nodes", wide_domains},
-    {"20,000 different shapes", distinct},
+    {"Kimi-K2 1024 to 1024, EP to EP", kimi, false},
+    {"Kimi-K2 1024 to 1024, EP to TP", kimi_tp, false},
+    {"Kimi-K2 4096 to 4096", kimi_4096, false},
+    {"DeepSeek-V3 128 to 128, EP to TP32", deepseek, false},
+    {"Qwen3-235B 64 to 64", qwen, false},
+    {"Qwen3-235B FSDP64 to 8 x TP8, coloc.", qwen_colocated, false},
+    {"1 source to 64 domains", one_to_64, false},
+    {"1 source to 64 domains of 8", one_to_64_of_8, false},
+    {"4 sources to 8 domains of 4", four_to_8_of_4, false},
+    {"TP6 on nodes of 4", straddling, false},
+    {"EP24 on uneven domains", uneven_ep24, false},
+    {"FSDP16 to 2 x TP8, colocated", colocated, false},
+    {"TP16 in domains of 4 nodes", wide_domains, false},
+    {"20,000 different shapes", distinct, false},
+    {"Kimi-K2 8192 to 8192", kimi_8192, true},
+    {"Kimi-K2 FSDP1024 to 32 x TP32", kimi_fsdp_1024, true},
 };
 
 static double now_ms(void)
@@ -506,6 +534,34 @@ static int measure_cached(const struct zoo_case *c, struct figures *f)
         r = plan_input_digest(&c->input, again);
     f->cached_ms = now_ms() - begin;
     return r == 0 && memcmp(first, again, sizeof first) != 0 ? RS_EINTERNAL : r;
+}
+
+static int measure_large(struct zoo_case *c, const char *name)
+{
+    struct plan *p = NULL;
+    struct plan_simulation s = {0};
+    struct err e = {0};
+    struct plan_model m = plan_model_of(&c->topology);
+    size_t base = most_in_use = in_use;
+    double begin = now_ms();
+    int r = plan_make(&c->input, &p, &e);
+    double plan_ms = now_ms() - begin, plan_mib = (double)(most_in_use - base) / 1048576;
+    base = most_in_use = in_use;
+    begin = now_ms();
+    if (r == 0)
+        r = plan_simulate(p, &m, &s, &e);
+    if (r == 0)
+        printf("%-32s %u devices: planned in %.0f ms, %.0f MiB; simulated in %.0f ms, %.0f MiB; "
+               "busiest %.4f, makespan %.4f\n",
+               name, c->topology.n_devices, plan_ms, plan_mib, now_ms() - begin,
+               (double)(most_in_use - base) / 1048576,
+               (double)plan_totals(p)->busiest_bytes / (double)plan_totals(p)->lower_bound,
+               s.makespan_s / s.bound_s);
+    else
+        fprintf(stderr, "%s\n", e.text);
+    plan_simulation_close(&s);
+    plan_free(p);
+    return r;
 }
 
 static int measure(struct zoo_case *c, bool full, struct figures *f)
@@ -571,26 +627,35 @@ static void print_row(const char *name, const struct figures *f, bool json, bool
 
 int main(int argc, char **argv)
 {
-    bool json = false, full = false, first = true;
+    bool json = false, full = false, first = true, large = false;
     const char *only = "";
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0)
             json = true;
         else if (strcmp(argv[i], "--check") == 0)
             full = true;
+        else if (strcmp(argv[i], "--large") == 0)
+            large = true;
         else
             only = argv[i];
     }
-    if (!json)
+    if (!json && !large)
         printf("%-36s %10s %9s %12s %9s %9s %6s %9s %10s %9s %9s\n", "case", "plan ms", "peak MiB",
                "transfers", "busiest", "makespan", "depth", "rounds", "node MiB", "node ms",
                "check ms");
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         struct zoo_case c;
         struct figures f = {0};
-        if (strstr(CASES[i].name, only) == NULL)
+        if (CASES[i].large != large || strstr(CASES[i].name, only) == NULL)
             continue;
         CASES[i].build(&c);
+        if (large) {
+            int r = measure_large(&c, CASES[i].name);
+            case_close(&c);
+            if (r != 0)
+                return 1;
+            continue;
+        }
         if (measure(&c, full, &f) != 0)
             return 1;
         print_row(CASES[i].name, &f, json, first);
@@ -598,7 +663,7 @@ int main(int argc, char **argv)
         first = false;
         case_close(&c);
     }
-    if (json)
+    if (json && !large)
         puts(first ? "[]" : "]");
     return 0;
 }
