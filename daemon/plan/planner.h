@@ -16,6 +16,9 @@
  *      exactly one network transfer, so network bytes = unique bytes needed and not held, by
  *      construction. Cells are split where that balances ingest.
  *   3. The sender is the least loaded among the source's holders and the relays.
+ *      Where a source is cut so finely, and so many domains need every part, that a plan would have
+ *      over half a million of such transfers of parts (FSDP over thousands of ranks), parts with the same
+ *      takers go to one domain from their own holders, and from there on together.
  *   4. Inside the domain the ingest rank hands the cell on to its other takers.
  *   5. Messages lie in globally numbered rounds; what a transfer depends on lies in an earlier one.
  *      A round is an order, not a barrier (program.h says why it can't deadlock).
