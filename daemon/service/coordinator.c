@@ -163,17 +163,20 @@ static void workers_missing_leave(struct decider *d, uint32_t node)
     }
 }
 
-void coordinator_node_up(struct coordinator *c, uint32_t node, uint16_t data_port)
+void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node_report *r)
 {
     struct node *n = &c->nodes[node];
     commits_open(c, n);
     n->up = true;
-    n->data_port = data_port;
+    n->data_port = r->data_port;
+    n->data_plane = r->event.node.data_plane;
     queue_foreach (q, &c->deciders) {
         struct decider *d = container_of(q, struct decider, in);
-        struct refit_event ev = {
-            .type = REFIT_EV_NODE_UP,
-            .node = {.node = node, .text = "", .committed = committed_by(n, d->model)}};
+        struct refit_event ev = {.type = REFIT_EV_NODE_UP,
+                                 .node = {.node = node,
+                                          .text = "",
+                                          .committed = committed_by(n, d->model),
+                                          .data_plane = n->data_plane}};
         (void)decider_event(d, &ev);
         workers_missing_leave(d, node);
     }

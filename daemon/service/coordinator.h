@@ -24,9 +24,10 @@ struct source_check;
 
 /* A node, beyond what peer_look says. */
 struct node {
-    bool up;            /* its data plane serves, with all its workers */
-    uint16_t data_port; /* of that data plane */
-    uint64_t n_lost;    /* how often its data plane, or the node, was lost */
+    bool up;             /* its data plane serves, with all its workers */
+    uint64_t data_plane; /* which one it is */
+    uint16_t data_port;  /* of that data plane */
+    uint64_t n_lost;     /* how often its data plane, or the node, was lost */
     /* Newest committed versions that it said it knows when it joined; owned. */
     struct node_commit {
         char *model;
@@ -74,8 +75,9 @@ struct run {
     bool has_devices;
     bool sources_agree;
     struct run_node {
-        bool wanted; /* the decider wants it prepared */
-        bool sent;   /* PREPARE went there */
+        bool wanted;         /* the decider wants it prepared */
+        bool sent;           /* PREPARE went there */
+        uint64_t data_plane; /* which PREPARE means */
         bool staged;
     } * nodes;                           /* as input->nodes; owned */
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
@@ -117,7 +119,7 @@ void coordinator_announce(struct decider *d);
 /* Keeps what it said is committed. RS_ENOMEM. */
 int coordinator_node_joined(struct coordinator *c, uint32_t node, const struct peer_member *m);
 /* Its data plane serves / is dead: nothing moves there. */
-void coordinator_node_up(struct coordinator *c, uint32_t node, uint16_t data_port);
+void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node_report *r);
 void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why);
 /* What it takes part in is called off, but may still be moving bytes. */
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why);

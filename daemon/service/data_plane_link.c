@@ -98,6 +98,11 @@ int32_t link_pid(const struct data_plane_link *l)
     return l->process_open && !l->reaped ? l->process.pid : 0;
 }
 
+uint64_t link_child(const struct data_plane_link *l)
+{
+    return l->incarnation;
+}
+
 uint16_t link_data_port(const struct data_plane_link *l)
 {
     return l->state == LINK_READY ? l->data_port : 0;

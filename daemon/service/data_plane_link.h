@@ -55,6 +55,8 @@ enum link_state link_state(const struct data_plane_link *l);
 const char *link_text(const struct data_plane_link *l);
 uint64_t link_restarts(const struct data_plane_link *l);
 int32_t link_pid(const struct data_plane_link *l); /* 0: none */
+/* Which child it is: a number that no other one has. */
+uint64_t link_child(const struct data_plane_link *l);
 /* Where the child that is ready listens for other nodes' data planes; 0: nowhere. */
 uint16_t link_data_port(const struct data_plane_link *l);
 /* Bytes may move until then (monotonic ns; the child looks itself): told to this child and to those after it. */

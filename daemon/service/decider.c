@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "service/coordinator.h"
 #include "service/held.h"
+#include "service/peers.h"
 
 #include "base/banned.h"
 
@@ -224,6 +225,7 @@ static void do_worker(struct decider *d, const struct refit_action *a, enum node
                            .version = a->version,
                            .attempt = a->attempt,
                            .tell = a->tell,
+                           .data_plane = a->data_plane,
                            .text = a->text != NULL ? a->text : ""};
     if (r != NULL)
         (void)coordinator_order(d->coordinator, r->node, &o);
@@ -386,6 +388,8 @@ static struct decider *decider_new(struct coordinator *c, const char *model)
     config.quiesce_timeout_ms = from->quiesce_timeout_ms;
     config.max_versions = from->max_versions;
     config.max_workers = from->max_workers;
+    config.n_nodes = c->n_nodes;
+    config.settle_ms = from->lease_ms + PEERS_SLACK_MS;
     d->coordinator = c;
     d->model = mem_strdup(model);
     d->refit = refit_new(model, &config);
@@ -426,7 +430,9 @@ static void nodes_tell(struct decider *d)
 {
     const struct coordinator *c = d->coordinator;
     for (uint32_t i = 0; i < c->n_nodes; i++) {
-        struct refit_event ev = {.type = REFIT_EV_NODE_UP, .node = {.node = i, .text = ""}};
+        struct refit_event ev = {
+            .type = REFIT_EV_NODE_UP,
+            .node = {.node = i, .text = "", .data_plane = c->nodes[i].data_plane}};
         if (c->nodes[i].up)
             (void)decider_event(d, &ev);
     }

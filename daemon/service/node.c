@@ -90,9 +90,11 @@ static void on_lease_order(struct service *s, const struct node_order *o)
     struct lease *l = lease_find(s, o->worker);
     if (l == NULL)
         return; /* its end has been told already */
-    if (o->type == NODE_ORDER_APPLY)
-        lease_apply(l, o->version);
-    else if (o->type == NODE_ORDER_TELL)
+    if (o->type == NODE_ORDER_APPLY) {
+        if (o->data_plane == 0 || o->data_plane == link_child(s->link))
+            lease_apply(
+                l, o->version); /* one for a data plane that has died since was answered with it */
+    } else if (o->type == NODE_ORDER_TELL)
         on_tell(l, o);
     else
         lease_end(l, true, RS_EABORTED, o->text);
@@ -155,7 +157,8 @@ static void up_tell(struct service *s)
 {
     struct node_report r = {.type = NODE_REPORT_EVENT,
                             .model = "",
-                            .event = {.type = REFIT_EV_NODE_UP, .node = {.text = ""}},
+                            .event = {.type = REFIT_EV_NODE_UP,
+                                      .node = {.text = "", .data_plane = link_child(s->link)}},
                             .data_port = link_data_port(s->link)};
     s->introduced = node_tell(s, &r) == 0;
 }

@@ -257,6 +257,7 @@ void part_broken(struct part *p, const char *why)
 void part_data_plane(struct part *p, bool up, const char *why)
 {
     struct member_event ev = {.type = up ? MEMBER_EV_DATA_PLANE_UP : MEMBER_EV_DATA_PLANE_DEAD,
+                              .data_plane = up ? link_child(p->model->service->link) : 0,
                               .text = why};
     if (!up)
         p->sent = false;
@@ -298,6 +299,7 @@ void part_order(struct part *p, const struct node_order *o)
                               .version = o->version,
                               .attempt = o->attempt,
                               .epoch = o->epoch,
+                              .data_plane = o->data_plane,
                               .text = o->text,
                               .digest = o->plan_digest};
     if (o->type != NODE_ORDER_PREPARE || prepare_take(p, o))

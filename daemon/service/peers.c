@@ -195,6 +195,7 @@ int peers_start(struct service *s, struct peers **ret, struct err *e)
         .coordinator = c->coordinator_index,
         .beat_ms = c->beat_ms,
         .lease_ms = c->lease_ms,
+        .slack_ms = PEERS_SLACK_MS,
         .environment = p->environment,
         .incarnation = s->incarnation,
         .release = RESHARD_RELEASE,

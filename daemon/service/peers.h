@@ -4,6 +4,9 @@
 
 #include "base/err.h"
 
+/* Beyond a member's lease, for clocks that drift and frames that are late: then it is over for sure. */
+enum { PEERS_SLACK_MS = 1000 };
+
 struct peers;
 struct service;
 

@@ -107,16 +107,15 @@ static void event_give(struct decider *d, uint32_t node, struct refit_event *ev,
 
 /* --- attach ------------------------------------------------------------------------------------- */
 
-/* A source's are one; ids that no tensor names are in none, and nobody waits for them. */
 static uint32_t *instances_of_ranks(const struct layout *layout, enum refit_side side)
 {
     uint32_t *instance = mem_calloc(layout->n_ranks, sizeof *instance);
-    if (instance == NULL)
-        return NULL;
+    if (instance == NULL || side == REFIT_SOURCE)
+        return instance;
     memset(instance, 0xff, layout->n_ranks * sizeof *instance);
     for (uint32_t i = 0; i < layout->n_instances; i++)
         for (uint32_t r = 0; r < layout->instances[i].n_ranks; r++)
-            instance[layout->instances[i].ranks[r]] = side == REFIT_SOURCE ? 0 : i;
+            instance[layout->instances[i].ranks[r]] = i;
     return instance;
 }
 
@@ -287,10 +286,14 @@ static void on_attached(struct coordinator *c, uint32_t node, const struct node_
 static void on_publish_ask(struct coordinator *c, uint32_t node, const struct node_report *r)
 {
     struct err e = {0};
-    const struct decider *d = decider_find(c, r->model);
+    struct decider *d = decider_find(c, r->model);
     int code = d == NULL ? err_set(&e, RS_ENOTFOUND, "no such worker")
                          : refit_publish_check(d->refit, r->worker, r->version, &e);
     struct op_reply reply = {.value = code == 1};
+    struct refit_event ev = {.type = REFIT_EV_PUBLISHING,
+                             .published = {.worker = r->worker, .version = r->version}};
+    if (code == 0)
+        (void)decider_event(d, &ev);
     if (code < 0)
         refuse(c, node, r->cookie, &e);
     else
@@ -446,7 +449,7 @@ void coordinator_report(struct coordinator *c, uint32_t node, const struct node_
     } else if (r->type == NODE_REPORT_EVENT && r->event.type == REFIT_EV_ATTACHED) {
         on_attached(c, node, r);
     } else if (r->type == NODE_REPORT_EVENT && r->event.type == REFIT_EV_NODE_UP) {
-        coordinator_node_up(c, node, r->data_port);
+        coordinator_node_up(c, node, r);
     } else if (r->type == NODE_REPORT_EVENT && r->event.type == REFIT_EV_NODE_LOST) {
         coordinator_node_lost(c, node, r->event.node.text);
     } else if ((d = decider_find(c, r->model)) == NULL) {

@@ -295,6 +295,7 @@ static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_tim
                            .attempt = d->run.id,
                            .epoch = d->run.epoch,
                            .content = d->run.content,
+                           .data_plane = d->run.nodes[index].data_plane,
                            .text = "",
                            .deadline_ns = d->run.prepare_deadline_ns,
                            .transfer_timeout_ms = transfer_timeout_ms,
@@ -364,6 +365,7 @@ void run_prepare(struct decider *d, const struct refit_action *a)
         return;
     }
     n->wanted = true;
+    n->data_plane = a->data_plane;
     d->run.prepare_deadline_ns = a->at_ns;
     d->run.epoch = a->epoch;
     d->run.content = a->content;

@@ -1,0 +1,126 @@
+/* What nodes saw of cells, merged: who is believed, who is blamed, in every order of coming. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "service/cells.h"
+
+enum { SOURCE = 0, ROLLOUT = 1, EVAL = 2 };
+
+static struct cell_print print_of(uint64_t cell, uint64_t fingerprint, uint32_t layout,
+                                  uint32_t rank)
+{
+    return (struct cell_print){cell, fingerprint, layout, rank};
+}
+
+static int merge_one(struct cells *c, struct cell_print p, struct cells_difference *x)
+{
+    return cells_merge(c, &p, 1, x);
+}
+
+START_TEST(nodes_that_agree_pass_in_any_order)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x;
+    for (uint64_t cell = 0; cell < 5000; cell++) { /* more than the first table holds */
+        ck_assert_int_eq(merge_one(c, print_of(cell, cell * 7, cell % 2 ? ROLLOUT : SOURCE, 1), &x),
+                         0);
+        ck_assert_int_eq(merge_one(c, print_of(cell, cell * 7, cell % 2 ? SOURCE : EVAL, 2), &x),
+                         0);
+        ck_assert_int_eq(merge_one(c, print_of(cell, cell * 7, ROLLOUT, 3), &x), 0);
+    }
+    ck_assert_int_eq(cells_settle(c, &x), 0);
+    cells_free(c);
+}
+END_TEST
+
+/* Three prints of one cell, of which one destination's is wrong; all six orders blame that one. */
+START_TEST(the_destination_that_differs_from_the_source_is_blamed_in_every_order)
+{
+    static const unsigned orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                          {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    const struct cell_print prints[3] = {print_of(9, 100, SOURCE, 4), print_of(9, 100, ROLLOUT, 5),
+                                         print_of(9, 101, EVAL, 6)};
+    for (unsigned i = 0; i < 6; i++) {
+        struct cells *c = cells_new();
+        struct cells_difference x = {0};
+        int r = 0;
+        for (unsigned k = 0; r == 0 && k < 3; k++)
+            r = merge_one(c, prints[orders[i][k]], &x);
+        ck_assert_int_eq(r, RS_EDATALOSS);
+        ck_assert_uint_eq(x.bad.layout, EVAL);
+        ck_assert_uint_eq(x.bad.rank, 6);
+        ck_assert_uint_eq(x.bad.fingerprint, 101);
+        ck_assert_uint_eq(x.good.layout, SOURCE);
+        ck_assert_uint_eq(x.good.rank, 4);
+        ck_assert_uint_eq(x.good.fingerprint, 100);
+        cells_free(c);
+    }
+}
+END_TEST
+
+START_TEST(destinations_that_differ_wait_for_a_source_and_are_told_in_the_end)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x = {0};
+    ck_assert_int_eq(merge_one(c, print_of(3, 1, ROLLOUT, 0), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(3, 2, ROLLOUT, 1), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(4, 2, SOURCE, 1), &x),
+                     0); /* another cell's tells nothing */
+    ck_assert_int_eq(cells_settle(c, &x), RS_EDATALOSS);
+    ck_assert_uint_eq(x.bad.cell, 3);
+    ck_assert_uint_eq(x.good.cell, 3);
+    ck_assert_uint_ne(x.bad.fingerprint, x.good.fingerprint);
+    cells_free(c);
+}
+END_TEST
+
+START_TEST(sources_that_differ_are_told_at_once)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x = {0};
+    ck_assert_int_eq(merge_one(c, print_of(1, 1, SOURCE, 0), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(1, 2, SOURCE, 3), &x), RS_EDATALOSS);
+    ck_assert_uint_eq(x.bad.rank, 3);
+    ck_assert_uint_eq(x.good.rank, 0);
+    cells_free(c);
+}
+END_TEST
+
+/* 3,000 prints with one dispute: every allocation fails once, and what was merged before stays. */
+static int merge_many(struct cells *c)
+{
+    struct cells_difference x;
+    int r = 0;
+    for (uint64_t cell = 0; r == 0 && cell < 3000; cell++)
+        r = merge_one(c, print_of(cell, cell, ROLLOUT, 0), &x);
+    return r == 0 ? merge_one(c, print_of(7, 8, ROLLOUT, 1), &x) : r;
+}
+
+START_TEST(merging_survives_every_failed_allocation)
+{
+    int r = RS_ENOMEM;
+    long i = 1;
+    for (; r != 0; i++) {
+        struct cells_difference x;
+        mem_fail_at(i);
+        struct cells *c = cells_new();
+        r = c == NULL ? RS_ENOMEM : merge_many(c);
+        mem_fail_at(0);
+        if (c == NULL)
+            continue;
+        ck_assert(r == 0 || r == RS_ENOMEM);
+        ck_assert_int_eq(merge_one(c, print_of(100000, 1, SOURCE, 0), &x), 0);
+        cells_free(c);
+    }
+    ck_assert_int_gt(i, 4);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(nodes_that_agree_pass_in_any_order)                                                          \
+    X(the_destination_that_differs_from_the_source_is_blamed_in_every_order)                       \
+    X(destinations_that_differ_wait_for_a_source_and_are_told_in_the_end)                          \
+    X(sources_that_differ_are_told_at_once)                                                        \
+    X(merging_survives_every_failed_allocation)
+#include "test/lib/main.h"
