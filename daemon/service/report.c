@@ -107,15 +107,16 @@ static void event_give(struct decider *d, uint32_t node, struct refit_event *ev,
 
 /* --- attach ------------------------------------------------------------------------------------- */
 
+/* A source's are one; ids that no tensor names are in none, and nobody waits for them. */
 static uint32_t *instances_of_ranks(const struct layout *layout, enum refit_side side)
 {
     uint32_t *instance = mem_calloc(layout->n_ranks, sizeof *instance);
-    if (instance == NULL || side == REFIT_SOURCE)
-        return instance;
+    if (instance == NULL)
+        return NULL;
     memset(instance, 0xff, layout->n_ranks * sizeof *instance);
     for (uint32_t i = 0; i < layout->n_instances; i++)
         for (uint32_t r = 0; r < layout->instances[i].n_ranks; r++)
-            instance[layout->instances[i].ranks[r]] = i;
+            instance[layout->instances[i].ranks[r]] = side == REFIT_SOURCE ? 0 : i;
     return instance;
 }
 
