@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "exec/plane.h"
+#include "transport/transport_nccl.h"
 
 #include "base/banned.h"
 
@@ -136,19 +137,34 @@ static int hello_check(const struct plane *p, const struct wire_packet *packet,
         return err_set(e, RS_EPROTO, "HELLO of %u bytes", packet->header.body_bytes);
     memcpy(ret, packet->body, sizeof(*ret));
     ret->backend[sizeof(ret->backend) - 1] = '\0';
-    if (strcmp(ret->backend, "host") != 0)
-        return err_set(e, RS_EUNIMPL, "backend '%s': this build has 'host'", ret->backend);
     ret->transport[sizeof(ret->transport) - 1] = '\0';
     ret->data_address[sizeof(ret->data_address) - 1] = '\0';
     if (ret->transport[0] != '\0' && strcmp(ret->transport, "memory") != 0 &&
-        strcmp(ret->transport, "tcp") != 0)
-        return err_set(e, RS_EUNIMPL, "transport '%s': this build has 'memory' and 'tcp'",
+        strcmp(ret->transport, "tcp") != 0 && strcmp(ret->transport, "nccl") != 0)
+        return err_set(e, RS_EINVAL, "transport '%s': there are 'memory', 'tcp' and 'nccl'",
                        ret->transport);
+    /* The others move bytes by CPU, which can't touch a GPU's memory. */
+    if ((strcmp(ret->backend, "cuda") == 0) != (strcmp(ret->transport, "nccl") == 0))
+        return err_set(e, RS_EINVAL,
+                       "backend '%s' with transport '%s': 'cuda' and 'nccl' go together",
+                       ret->backend, ret->transport);
     if (ret->n_devices == 0 || ret->n_devices > PLANE_MAX_DEVICES || ret->ring_slots == 0 ||
         ret->ring_slots > PLANE_MAX_SLOTS || ret->slot_bytes == 0 ||
         ret->slot_bytes > (UINT64_C(1) << 32))
         return err_set(e, RS_EINVAL, "%u devices with %u slots of %llu bytes", ret->n_devices,
                        ret->ring_slots, (unsigned long long)ret->slot_bytes);
+    return 0;
+}
+
+static int open_node(struct plane *p, const struct wire_hello *h, struct err *e)
+{
+    if (strcmp(h->transport, "tcp") == 0)
+        return transport_tcp_node_open(h->data_address[0] == '\0' ? "127.0.0.1" : h->data_address,
+                                       h->data_port, &p->tcp, e);
+#if defined(RS_CUDA)
+    if (strcmp(h->transport, "nccl") == 0)
+        return transport_nccl_node_open(&p->nccl, e);
+#endif
     return 0;
 }
 
@@ -164,17 +180,17 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     p->n_ways = count_ways(&h);
     struct device_host_options options = {
         .seed = h.host_seed, .max_delay_us = h.host_max_delay_us, .fence = &p->fence};
+    struct device_cuda_options cuda = {.seed = h.host_seed, .fence = &p->fence};
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
         options.fail_at_item = i == h.host_fail_device ? h.host_fail_at_item : 0;
-        r = device_host_open(i, &options, &p->devices[i].device, e);
+        r = device_open(h.backend, i, &options, &cuda, &p->devices[i].device, e);
         if (r == 0) {
             p->n_devices = i + 1;
             r = open_streams(&p->devices[i], p->n_ways, e);
         }
     }
-    if (r == 0 && strcmp(h.transport, "tcp") == 0)
-        r = transport_tcp_node_open(h.data_address[0] == '\0' ? "127.0.0.1" : h.data_address,
-                                    h.data_port, &p->tcp, e);
+    if (r == 0)
+        r = open_node(p, &h, e);
     if (r < 0) {
         while (p->n_devices > 0)
             device_shut(&p->devices[--p->n_devices]);
@@ -392,6 +408,9 @@ static void plane_close(struct plane *p)
 {
     close_models(p);
     transport_tcp_node_close(p->tcp);
+#if defined(RS_CUDA)
+    transport_nccl_node_close(p->nccl);
+#endif
     workers_free(p);
     segment_table_free(p->segments);
     for (uint32_t i = 0; i < p->n_devices; i++)

@@ -3,10 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "exec/attempt.h"
+#include "transport/transport_nccl.h"
 
 #include "base/banned.h"
 
@@ -104,9 +106,10 @@ int links_check(const struct attempt *a, struct err *e)
                            device);
         if (a->plane->tcp == NULL)
             return err_set(e, RS_EPRECOND,
-                           "device %u of the plan is on node '%s', which transport 'memory' does "
+                           "device %u of the plan is on node '%s', which transport '%s' does "
                            "not reach: set transport = tcp",
-                           device, peer_at(a, device)->name);
+                           device, peer_at(a, device)->name,
+                           a->plane->nccl != NULL ? "nccl" : "memory");
     }
     return 0;
 }
@@ -195,6 +198,37 @@ static int open_memory(const struct attempt *a, struct err *e)
     return r;
 }
 
+#if defined(RS_CUDA)
+/* An abort that hangs may go on writing for ever: only the end of this process stops it, and the
+ * control process starts another. */
+static void stuck(void *arg)
+{
+    (void)arg;
+    (void)fputs("reshardd: data plane: a communicator's abort hangs; ending\n", stderr);
+    _exit(EXIT_FAILURE);
+}
+
+/* All devices are of this node: it makes the communicators' ids itself. */
+static int open_nccl(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    struct transport_nccl_options options = {.fence = &a->plane->fence, .on_stuck = stuck};
+    struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
+    bool *takes_part = mem_calloc(p->n_plan_devices, sizeof(*takes_part));
+    int r = devices == NULL || takes_part == NULL ? err_set(e, RS_ENOMEM, "out of memory") : 0;
+    for (uint32_t i = 0; r == 0 && i < p->n_devices; i++) {
+        devices[p->devices[i].device] = a->plane->devices[i].device;
+        takes_part[p->devices[i].device] = true;
+    }
+    if (r == 0)
+        r = transport_nccl_open(a->plane->nccl, devices, takes_part, p->n_plan_devices, a->epoch,
+                                NULL, &options, &a->model->transport, e);
+    mem_free(devices);
+    mem_free(takes_part);
+    return r;
+}
+#endif
+
 static void add_counters(const struct model *m, struct wire_stats *to)
 {
     for (uint32_t i = 0; m->transport != NULL && i < PLANE_MAX_DEVICES; i++) {
@@ -261,6 +295,10 @@ int links_open(struct attempt *a, struct err *e)
     }
     if (a->plane->tcp != NULL)
         return open_tcp(a, stands, e);
+#if defined(RS_CUDA)
+    if (a->plane->nccl != NULL)
+        return stands ? 0 : open_nccl(a, e);
+#endif
     return stands ? 0 : open_memory(a, e);
 }
 

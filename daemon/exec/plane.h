@@ -97,8 +97,9 @@ struct plane {
     bool ready;
     struct plane_device *devices;
     uint32_t n_devices;
-    uint32_t n_ways;                /* of each device */
-    struct transport_tcp_node *tcp; /* NULL: the transport is the in-memory one */
+    uint32_t n_ways;                  /* of each device */
+    struct transport_tcp_node *tcp;   /* NULL: the transport is another one */
+    struct transport_nccl_node *nccl; /* NULL: as above; both: the in-memory one */
     struct segment_table *segments;
     struct queue workers, models, errands;
     struct fence fence;     /* the lease, as the devices' threads see it */

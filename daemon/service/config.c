@@ -13,6 +13,7 @@
 #include <ini.h>
 
 #include "base/mem.h"
+#include "device/device.h"
 #include "refit/refit.h"
 #include "service/roles.h"
 
@@ -446,6 +447,20 @@ static int choice_check(const char *key, const char *value, const char *a, const
     return err_set(e, RS_EINVAL, "%s: '%s' is unknown; use %s, %s or %s", key, value, a, b, c);
 }
 
+/* What asks for GPUs where they can't be used is told at the start, not in a refit. */
+static int backend_check(const struct config *c, struct err *e)
+{
+    bool cuda = strcmp(c->backend, "cuda") == 0;
+    int r = choice_check("transport", c->transport, "memory", "tcp", "nccl", e);
+    if (r == 0 && cuda != (strcmp(c->transport, "nccl") == 0))
+        r = err_set(e, RS_EINVAL, "%s",
+                    cuda ? "backend: cuda moves bytes between GPUs by NCCL: set transport = nccl"
+                         : "transport: nccl needs GPUs: set backend = cuda, or transport = memory");
+    if (r == 0)
+        r = device_backend_check(c->backend, c->devices, e);
+    return r == 0 ? 0 : err_prefix(e, r, "[devices]");
+}
+
 int config_check(struct config *c, struct err *e)
 {
     int r = domains_check(c, e);
@@ -457,12 +472,8 @@ int config_check(struct config *c, struct err *e)
         return r;
     if ((r = config_cluster_check(c, e)) != 0 || (r = roles_config_check(c, e)) != 0)
         return r;
-    if (strcmp(c->backend, "cuda") == 0)
-        return err_set(e, RS_EUNIMPL, "backend: cuda is not built in this version; use host");
-    if (strcmp(c->backend, "host") != 0)
-        return err_set(e, RS_EINVAL, "backend: '%s' is unknown; use host or cuda", c->backend);
-    if (strcmp(c->transport, "memory") != 0 && strcmp(c->transport, "tcp") != 0)
-        return err_set(e, RS_EINVAL, "transport: '%s' is unknown; use memory or tcp", c->transport);
+    if ((r = backend_check(c, e)) != 0)
+        return r;
     /* "<socket>.mem" and "<socket>.lock" must fit into sun_path too. */
     if (strlen(c->socket) + strlen(".mem") > 107)
         return err_set(e, RS_EINVAL,

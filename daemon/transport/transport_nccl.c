@@ -215,11 +215,19 @@ struct nccl {
     uint32_t n_devices, n_ranks, n_local, n_open, n_ending;
     atomic_bool leave; /* NCCL calls that poll shall return: an abort wants their lane */
     bool has_id, aborted, closing, stuck;
+    bool again; /* a new attempt has begun, which the communicators that stand are not for */
 };
 
 static struct nccl *nccl_of(const struct transport *t)
 {
     return container_of((struct transport *)(uintptr_t)t, struct nccl, base);
+}
+
+/* With the mutex held: communicators stand, or are being made, that a new attempt may use. */
+static bool usable(const struct nccl *n)
+{
+    return n->why.code == 0 && !n->again &&
+           (n->state == READY || (n->state == JOINING && !n->aborted));
 }
 
 static bool all_local(const struct nccl *n)
@@ -391,6 +399,7 @@ static void start_ending(struct nccl *n)
 {
     uint64_t ms = n->options.watchdog_ms != 0 ? n->options.watchdog_ms : DEFAULT_WATCHDOG_MS;
     n->state = ENDING;
+    n->again = false;
     n->end_until_ns = clock_mono_ns() + ms * 1000000;
     atomic_store(&n->leave, true);
     (void)pthread_cond_broadcast(&n->changed);
@@ -432,7 +441,8 @@ static bool must_end(struct nccl *n)
         return false;
     if (!fence_holds(n->options.fence) && any_issued(n))
         end_because(n, RS_EDEADLINE, "NCCL: the lease has run out with a group in flight");
-    return n->why.code != 0 || n->closing || (n->aborted && (n->state == JOINING || any_issued(n)));
+    return n->why.code != 0 || n->closing || n->again ||
+           (n->aborted && (n->state == JOINING || any_issued(n)));
 }
 
 /* --- groups ------------------------------------------------------------------------------------- */
@@ -499,7 +509,7 @@ static void issue_group(void *arg, struct CUstream_st *stream)
     struct nccl *n = g->t;
     struct lane *lane = &n->lanes[g->device];
     pthread_mutex_lock(&n->mutex);
-    while (n->state != READY && n->why.code == 0 && !n->aborted && g->status == 0)
+    while ((n->state != READY || n->again) && n->why.code == 0 && !n->aborted && g->status == 0)
         wait_us(n, IDLE_POLL_US);
     g->issued = may_issue(n, g, stream == NULL) && g->n_messages > 0;
     bool issued = g->issued;
@@ -581,7 +591,8 @@ static void poll_groups(struct nccl *n)
 
 static void finish_waiters(struct nccl *n)
 {
-    while (!queue_empty(&n->waiters) && (n->state == READY || n->why.code != 0 || n->aborted)) {
+    while (!queue_empty(&n->waiters) &&
+           ((n->state == READY && !n->again) || n->why.code != 0 || n->aborted)) {
         struct waiter *w = container_of(queue_pop(&n->waiters), struct waiter, link);
         struct err e = n->why;
         int status = n->aborted         ? err_set(&e, RS_ECANCELED, "the attempt was aborted")
@@ -775,15 +786,17 @@ static int nccl_begin(struct transport *t, uint64_t attempt, struct err *e)
     struct nccl *n = nccl_of(t);
     int r = 0;
     pthread_mutex_lock(&n->mutex);
-    if (n->n_open > 0 || n->state == ENDING || (n->state != NONE && n->why.code != 0))
+    bool stands = usable(n);
+    if (n->n_open > 0)
         r = err_set(e, RS_EPRECOND, "attempt %llu is not over: %u groups are left",
                     (unsigned long long)n->attempt, n->n_open);
     else if (attempt <= n->attempt)
         r = err_set(e, RS_EPRECOND, "attempt %llu is not above the last one, %llu",
                     (unsigned long long)attempt, (unsigned long long)n->attempt);
-    else if (n->state == NONE)
+    else if (!stands)
         r = fresh_id(n, e);
     if (r == 0) {
+        n->again = !stands && (n->state == JOINING || n->state == READY);
         n->attempt = attempt;
         n->aborted = false;
         n->why = (struct err){0};
@@ -807,15 +820,13 @@ static void nccl_abort(struct transport *t)
     pthread_mutex_unlock(&n->mutex);
 }
 
-/* Communicators that are still ending touch no buffer once their groups' events are done, but the
- * next attempt can't begin before they are gone. */
+/* Groups in flight are over only when their communicators have ended (watch); ones that end without
+ * any touch no buffer, and the next attempt waits for them by itself. */
 static bool nccl_quiesced(const struct transport *t)
 {
     struct nccl *n = nccl_of(t);
     pthread_mutex_lock(&n->mutex);
-    bool ending = n->state == ENDING || (n->state != NONE && n->why.code != 0) ||
-                  (n->state == JOINING && n->aborted);
-    bool quiesced = n->n_open == 0 && !ending;
+    bool quiesced = n->n_open == 0;
     pthread_mutex_unlock(&n->mutex);
     return quiesced;
 }
@@ -968,7 +979,7 @@ int transport_nccl_renew(struct transport *t, const uint8_t *id, struct err *e)
 {
     struct nccl *n = nccl_of(t);
     pthread_mutex_lock(&n->mutex);
-    int r = n->state != NONE || n->n_open > 0
+    int r = usable(n) || n->n_open > 0
                 ? err_set(e, RS_EPRECOND, "NCCL: the communicators of epoch %llu are still in use",
                           (unsigned long long)n->base.epoch)
                 : set_id(n, id, e);
@@ -980,7 +991,7 @@ bool transport_nccl_needs_id(const struct transport *t)
 {
     struct nccl *n = nccl_of(t);
     pthread_mutex_lock(&n->mutex);
-    bool needs = n->state == NONE && !n->has_id && !all_local(n);
+    bool needs = !usable(n) && !n->has_id && !all_local(n);
     pthread_mutex_unlock(&n->mutex);
     return needs;
 }

@@ -33,7 +33,9 @@ class Settings(unittest.TestCase):
                              ("[devices]\n\nchunk_bytes = 8 MB\n", ":3:", "MiB"),
                              ("[devices]\ndevices = 4\ndomains = 0-3 3-4\n", "domains", "3"),
                              ("[devices]\ndevices = 4\ndomains = 0-2\n", "domains", "device 3"),
-                             ("[devices]\nbackend = cuda\n", "not built in this version"),
+                             ("[devices]\nbackend = cuda\n", "transport = nccl"),
+                             ("[devices]\ntransport = nccl\n", "backend = cuda"),
+                             ("[devices]\nbackend = rocm\n", "rocm", "'host' or 'cuda'"),
                              ("[refit]\nverify = maybe\n", "verify", "full"),
                              ("[refit]\nrelay = true\nrelay = false\n", ":3:", "twice"),
                              ("nonsense\n", ":1:"), ("[daemon]\nsocket = /" + "x" * 104 + "\n", "socket", "103")):

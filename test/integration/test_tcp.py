@@ -92,7 +92,7 @@ class Tcp(unittest.TestCase):
             r = subprocess.run([BUILD / "reshardd", "--config", d.write_config(), "--check-config"],
                                capture_output=True, text=True, timeout=WAIT_S)
             self.assertNotEqual(r.returncode, 0)
-            self.assertIn("transport: 'udp' is unknown; use memory or tcp", r.stdout + r.stderr)
+            self.assertIn("transport: 'udp' is unknown; use memory, tcp or nccl", r.stdout + r.stderr)
         finally:
             shutil.rmtree(d.dir)
 

@@ -384,6 +384,53 @@ START_TEST(an_asynchronous_error_fails_the_group_without_being_asked)
 }
 END_TEST
 
+/* Whatever the communicators are at, their end keeps nobody waiting who has no group in flight. */
+START_TEST(an_attempt_aborted_while_members_join_is_over_at_once_and_the_next_one_works)
+{
+    struct device *devices[2];
+    struct device_stream *s[2];
+    static const bool takes_part[2] = {true, true};
+    struct transport_nccl_node *node;
+    struct transport *t;
+    struct err e = {0};
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_int_eq(device_cuda_open(i, NULL, &devices[i], &e), 0);
+        ck_assert_int_eq(device_stream_new(devices[i], "net", &s[i], &e), 0);
+    }
+    uint8_t *out = segment(devices[0], BYTES), *in = segment(devices[1], BYTES);
+    ck_assert_int_eq(transport_nccl_node_open(&node, &e), 0);
+    ck_assert_int_eq(transport_nccl_open(node, devices, takes_part, 2, 1, NULL, NULL, &t, &e), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        struct transport_message m[2] = {
+            {.data = out, .bytes = BYTES, .peer = 1, .send = true, .network = true},
+            {.data = in, .bytes = BYTES, .peer = 0, .network = true}};
+        struct done d[2];
+        struct transport_group g[2] = {{&m[0], 1, group_done, &d[0]},
+                                       {&m[1], 1, group_done, &d[1]}};
+        memset(out, (int)i, BYTES);
+        ck_assert_int_eq(transport_begin(t, 2 * i + 1, &e), 0);
+        for (unsigned k = 0; k < i % 4 * 100; k++)
+            sched_yield(); /* at another step of theirs each time */
+        transport_abort(t);
+        ck_assert(transport_quiesced(t));
+        ck_assert_msg(transport_begin(t, 2 * i + 2, &e) == 0, "%s", e.text);
+        for (uint32_t k = 0; k < 2; k++) {
+            done_init(&d[k]);
+            ck_assert_int_eq(transport_enqueue(t, k, s[k], &g[k]), 0);
+        }
+        for (uint32_t k = 0; k < 2; k++)
+            ck_assert_msg(status_of(&d[k]) == 0, "%s", d[k].err.text);
+        ck_assert(all_are(in, (uint8_t)i));
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        device_stream_free(s[i]);
+    transport_close(t);
+    transport_nccl_node_close(node);
+    for (uint32_t i = 0; i < 2; i++)
+        device_close(devices[i]);
+}
+END_TEST
+
 static void stuck_now(void *arg)
 {
     struct err e = {0};
@@ -562,6 +609,7 @@ END_TEST
     X(a_killed_peer_is_silence_until_aborted_and_a_new_id_makes_a_new_communicator)                \
     X(groups_in_an_order_that_does_not_match_hang_and_an_abort_ends_them)                          \
     X(an_asynchronous_error_fails_the_group_without_being_asked)                                   \
+    X(an_attempt_aborted_while_members_join_is_over_at_once_and_the_next_one_works)                \
     X(an_abort_that_hangs_is_told_by_the_watchdog)                                                 \
     X(one_gpu_in_two_ranks_is_refused_before_nccl_is_asked)                                        \
     X(an_nccl_that_is_too_old_is_refused_with_its_version)                                         \
