@@ -207,6 +207,20 @@ $(STANDIN)/standin_%:
 	@mkdir -p $(@D)
 	@printf '#!/bin/sh\necho "no nvcc: not run on the stand-in"; echo "0 passed, 0 failed, 1 skipped"\n' >$@ && chmod +x $@
 endif
+# The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
+.PHONY: check-standin
+STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py)
+check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
+check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
+ifeq ($(CUDA),1)
+check-standin: $(BUILD)/reshardd $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS)
+	@seed=$${STANDIN_SEED:-$$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}; echo "stand-in: STANDIN_SEED=$$seed"; \
+	    LD_LIBRARY_PATH=$(abspath $(STANDIN)) RESHARD_BACKEND=cuda STANDIN_DEVICES=8 STANDIN_DELAY_US=50 STANDIN_SEED=$$seed \
+	    scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin --label "$(LABEL)stand-in " $(foreach t,$(STANDIN_INTEGRATION),-- $(t))
+else
+check-standin:
+	@echo "no nvcc: the daemon is not run on the stand-in"; echo "0 0 1" >>$(TALLY)
+endif
 # The compiler's report on the kernels: a spill is a failure.
 .PHONY: check-kernels
 PTXAS := $(patsubst %.o,%.ptxas,$(call obj_of,kernels))
@@ -287,7 +301,7 @@ SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) 
 
 check: deps
 	@rm -f $(TALLY); mkdir -p $(BUILD)
-	@failed=0; for t in check-floors check-libc check-fuzz check-kernels check-unit check-sim check-integration check-faults check-asan check-tsan; do \
+	@failed=0; for t in check-floors check-libc check-fuzz check-kernels check-unit check-sim check-integration check-standin check-faults check-asan check-tsan; do \
 	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	scripts/sum-tally $(TALLY) $$failed
 
