@@ -437,6 +437,8 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     memset(landed, BEFORE, BYTES);
     pair_open(&x, 0);
     submit(&x.a, 0, &ws, &send, 1);
+    while (transport_tcp_node_connected(x.b.node) == 0)
+        (void)poll(NULL, 0, 1);
     ck_assert(!waited_within(&ws, 50)); /* the sockets are full */
     transport_abort(x.a.t);
     ck_assert_int_eq(waited_status(&ws), RS_ECANCELED);
