@@ -370,6 +370,18 @@ static void publish_begin(struct lease *l)
         publish_refuse(l, r, err_text(&e, r));
 }
 
+/* Of one version published twice: the second time it says of its tensors what it has not said before. */
+static bool expects_otherwise(const struct publication *now, const struct publication *before)
+{
+    if (now->n_expected == 0 || before == NULL || before->version != now->version)
+        return false;
+    bool same = now->n_expected == before->n_expected;
+    for (uint32_t i = 0; same && i < now->n_expected; i++)
+        same = now->expected[i].tensor == before->expected[i].tensor &&
+               now->expected[i].fingerprint == before->expected[i].fingerprint;
+    return !same;
+}
+
 /* Whether it may publish: 1 where it has done so already. */
 static void on_may_publish(struct waiter *w, const struct op_reply *reply)
 {
@@ -381,6 +393,12 @@ static void on_may_publish(struct waiter *w, const struct op_reply *reply)
     }
     if (reply->value == 0) {
         publish_begin(l);
+        return;
+    }
+    if (expects_otherwise(l->publishing, before)) {
+        publish_refuse(l, RS_EEXIST,
+                       "this version is published already, without these expected fingerprints; "
+                       "they go with its first Publish");
         return;
     }
     struct op_reply done = {
@@ -414,6 +432,10 @@ int lease_publish(struct lease *l, uint64_t version, const struct op_expected *e
         return err_set(e, RS_EPRECOND,
                        "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
                        l->publishing->version);
+    if (n_expected > 0 && l->service->config->verify[0] == 'o')
+        return err_set(e, RS_EPRECOND,
+                       "expected fingerprints can't be checked: this daemon takes none ([refit] "
+                       "verify = off); set it to sampled or full, or expect nothing");
     struct publication *p = mem_zalloc(sizeof *p);
     if (p == NULL)
         return err_set(e, RS_ENOMEM, "no memory to publish");
@@ -483,6 +505,7 @@ static void on_applied(struct link_request *r, int code, struct wire_packet *pac
     } else {
         mine = *e;
         blame_names(&mine, l->layout->layout, NULL);
+        (void)err_prefix(&mine, code, "layout '%s' rank %u", l->layout->layout->name, l->rank);
     }
     applied(l, code, code == 0 ? "" : err_text(&mine, code));
 }
