@@ -381,9 +381,9 @@ static bool make_vmm(size_t n, int *ret_fd)
     CUmemGenericAllocationHandle handle;
     if (cuMemCreate(&handle, n, &properties, 0) != CUDA_SUCCESS)
         return false;
-    bool exported = cuMemExportToShareableHandle(ret_fd, handle,
-                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                                 0) == CUDA_SUCCESS;
+    bool exported =
+        cuMemExportToShareableHandle(ret_fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
+        CUDA_SUCCESS;
     return cuMemRelease(handle) == CUDA_SUCCESS && exported;
 }
 

@@ -497,7 +497,8 @@ static inline void rig_hello(struct rig *r)
         h.ring_slots = r->o.plan.ring_slots;
     if (h.slot_bytes == 0)
         h.slot_bytes = r->o.plan.chunk_bytes;
-    memcpy(h.backend, "host", 5);
+    if (h.backend[0] == '\0')
+        memcpy(h.backend, "host", 5);
     rig_expect(r, rig_send(r, WIRE_HELLO, 0, &h, sizeof(h), NULL, 0, NULL, 0), WIRE_READY);
     if (!r->refused && !r->gone && r->packet->header.body_bytes == sizeof(ready))
         memcpy(&ready, r->packet->body, sizeof(ready));
