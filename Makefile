@@ -193,9 +193,9 @@ $(STANDIN)/libnccl.so.2: test/standin/nccl.c $(STANDIN)/libcudart.so.13
 	$(Q)$(standin_other)
 $(patsubst %.c,$(BUILD)/obj/%.o,$(STANDIN_SRC)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include -DRS_CUDA
 define standin_rule
-$(BUILD)/test/$(basename $(notdir $(1))): $(BUILD)/obj/$(1:.c=.o) $(call libs,transport)
+$(BUILD)/test/$(basename $(notdir $(1))): $(BUILD)/obj/$(1:.c=.o) $(call libs,exec)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,transport) -Wl,--end-group $(call ldlibs,transport) \
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$< -Wl,--start-group $(call libs,exec) -Wl,--end-group $(call ldlibs,exec) \
 	    -L$(CUDA_HOME)/lib64/stubs -Wl,--push-state,--as-needed -lcuda -Wl,--pop-state $$(shell pkg-config --libs check)
 endef
 $(foreach t,$(STANDIN_SRC),$(eval $(call standin_rule,$(t))))
@@ -252,7 +252,7 @@ $(BUILD)/bench/fsync_clock.so: $(BUILD)/obj/test/bench/fsync_clock.o
 
 # Every row of the table of figures; ROWS="plan_cold overlap" for some. Result: $(BUILD)/bench.json.
 bench: deps
-	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BENCH) $(BUILD)/bench/fsync_clock.so $(PY_STUBS)
+	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BUILD)/reshardctl $(BUILD)/demo_worker $(BENCH) $(BUILD)/bench/fsync_clock.so $(PY_STUBS)
 	@scripts/bench --build $(BUILD) $(ROWS)
 
 FUZZ_layout_json := layout
@@ -371,7 +371,7 @@ help:
 	@echo "all check demo bench fuzz install lint format clean"
 	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once)"
 	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
-	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory"
+	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory NODES=1 RATE="
 
 clean:
 	rm -rf $(BUILD)
