@@ -10,10 +10,11 @@
 
 #include "base/banned.h"
 
-static const char *const usage = "usage: reshardctl status [MODEL]\n"
-                                 "Newest committed version and its age, what is in flight, the "
-                                 "states of instances and workers,\n"
-                                 "the queue, and the last refit's bytes per tier and times.\n";
+static const char *const usage =
+    "usage: reshardctl status [MODEL]\n"
+    "The nodes of the cluster, newest committed version and its age, what is in flight, the "
+    "states of instances and workers,\n"
+    "the queue, and the last refit's bytes per tier and times.\n";
 
 /* The whole text: timeline, --json. */
 enum { REASON_CHARACTERS = 160, CELL_CHARACTERS = 48 };
@@ -39,6 +40,74 @@ static void print_daemon(const json_t *s)
                  n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
                  (unsigned long long)jnum(s, "data_plane_restarts"),
                  jnum(s, "data_plane_restarts") == 1 ? "" : "s");
+}
+
+/* "3", or "-" for none. */
+static void number_cell(struct cmd_table *t, uint64_t number)
+{
+    if (number == 0)
+        cmd_table_cell(t, "-");
+    else
+        cmd_table_cell(t, "%llu", (unsigned long long)number);
+}
+
+/* The one domain of all its devices, or how many there are. */
+static void domains_cell(struct cmd_table *t, const json_t *domains)
+{
+    const char *last = "";
+    size_t i, n = 0;
+    json_t *d;
+    json_array_foreach(domains, i, d)
+    {
+        n += i == 0 ||
+             strcmp(json_string_value(d), last) != 0; /* a domain's devices stand together */
+        last = json_string_value(d);
+    }
+    if (n == 1)
+        cmd_table_cell(t, "%s", last);
+    else
+        cmd_table_cell(t, "%zu", n);
+}
+
+static void node_row(struct cmd_table *t, const json_t *n)
+{
+    char cell[4 * REASON_CHARACTERS + 4];
+    bool coordinator = json_is_true(json_object_get(n, "coordinator"));
+    cmd_table_cell(t, "%s%s", jstr(n, "name"), coordinator ? " *" : "");
+    cmd_table_cell(t, "%s", jstr(n, "state"));
+    cmd_table_cell(t, "%s", ctl_word(jstr(n, "address")));
+    number_cell(t, jnum(n, "devices"));
+    domains_cell(t, json_object_get(n, "domains"));
+    cmd_table_cell(
+        t, "%s", cmd_cut_text(ctl_word(jstr(n, "data_plane")), CELL_CHARACTERS, cell, sizeof cell));
+    number_cell(t, jnum(n, "lost"));
+    cmd_table_cell(t, "%s", jnum(n, "heard_age_ns") == 0 ? "-" : ctl_ns(jnum(n, "heard_age_ns")));
+    number_cell(t, jnum(n, "joins"));
+    number_cell(t, jnum(n, "refused"));
+    cmd_table_cell(t, "%s",
+                   cmd_cut_text(ctl_word(jstr(n, "why")), REASON_CHARACTERS, cell, sizeof cell));
+}
+
+/* Of a cluster; `*` is the coordinator, which is what this is seen by. */
+static int print_nodes(const json_t *s)
+{
+    const json_t *nodes = json_object_get(s, "nodes");
+    if (jstr(s, "session")[0] != '\0')
+        (void)printf("coordinator: %s; what follows is what this node knows by itself\n",
+                     jstr(s, "session"));
+    if (json_array_size(nodes) < 2)
+        return 0;
+    struct cmd_table t;
+    cmd_table_init(&t, "lllrllrrrrl");
+    static const char *const heads[] = {"NODE",    "STATE",      "ADDRESS", "DEVICES",
+                                        "DOMAINS", "DATA PLANE", "LOST",    "HEARD",
+                                        "JOINS",   "REFUSED",    "WHY"};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    size_t i;
+    json_t *n;
+    json_array_foreach(nodes, i, n) node_row(&t, n);
+    return cmd_table_print(&t, stdout, 2);
 }
 
 static void print_committed(const json_t *m)
@@ -140,15 +209,6 @@ static void print_layouts(const json_t *m)
                  (unsigned long long)jnum(m, "epoch"));
 }
 
-/* "3", or "-" for none. */
-static void number_cell(struct cmd_table *t, uint64_t number)
-{
-    if (number == 0)
-        cmd_table_cell(t, "-");
-    else
-        cmd_table_cell(t, "%llu", (unsigned long long)number);
-}
-
 static void ranks_text(const json_t *ranks, char *to, size_t capacity)
 {
     size_t i, at = 0;
@@ -195,7 +255,8 @@ static int print_instances(const json_t *m)
     return cmd_table_print(&t, stdout, 2);
 }
 
-static void worker_row(struct cmd_table *t, const json_t *w)
+/* `with_node`: there are several, and the device is one of its node. */
+static void worker_row(struct cmd_table *t, const json_t *w, bool with_node)
 {
     bool source = strcmp(jstr(w, "side"), "source") == 0;
     char cell[4 * CELL_CHARACTERS + 4];
@@ -206,7 +267,8 @@ static void worker_row(struct cmd_table *t, const json_t *w)
     if (jnum(w, "pid") == 0) /* nobody is there to have one */
         cmd_table_cell(t, "-");
     else
-        cmd_table_cell(t, "%llu", (unsigned long long)jnum(w, "device"));
+        cmd_table_cell(t, "%s%s%llu", with_node ? jstr(w, "node") : "", with_node ? ":" : "",
+                       (unsigned long long)jnum(w, "device"));
     number_cell(t, jnum(w, "pid"));
     cmd_table_cell(t, "%s", source ? "-" : jstr(w, "receive"));
     cmd_table_cell(t, "%s",
@@ -232,7 +294,7 @@ static int by_place(const void *a, const void *b)
     return jnum(x, "rank") < jnum(y, "rank") ? -1 : jnum(x, "rank") > jnum(y, "rank");
 }
 
-static int worker_rows(struct cmd_table *t, const json_t *workers)
+static int worker_rows(struct cmd_table *t, const json_t *workers, bool with_node)
 {
     size_t n = json_array_size(workers);
     const json_t **sorted = mem_calloc(n, sizeof(const json_t *));
@@ -242,12 +304,12 @@ static int worker_rows(struct cmd_table *t, const json_t *workers)
         sorted[i] = json_array_get(workers, i);
     qsort(sorted, n, sizeof *sorted, by_place);
     for (size_t i = 0; i < n; i++)
-        worker_row(t, sorted[i]);
+        worker_row(t, sorted[i], with_node);
     mem_free(sorted);
     return 0;
 }
 
-static int print_workers(const json_t *m)
+static int print_workers(const json_t *m, bool with_node)
 {
     const json_t *workers = json_object_get(m, "workers");
     if (json_array_size(workers) == 0)
@@ -259,12 +321,12 @@ static int print_workers(const json_t *m)
                                         "APPLIED", "MEMORY",  "DOING"};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         cmd_table_cell(&t, "%s", heads[i]);
-    int r = worker_rows(&t, workers);
+    int r = worker_rows(&t, workers, with_node);
     int printed = cmd_table_print(&t, stdout, 2);
     return r != 0 ? r : printed;
 }
 
-static int print_model(const json_t *m)
+static int print_model(const json_t *m, bool with_node)
 {
     (void)printf("\nmodel %s\n", jstr(m, "model"));
     print_committed(m);
@@ -273,16 +335,18 @@ static int print_model(const json_t *m)
     print_layouts(m);
     print_last(m);
     int r = print_instances(m);
-    return r != 0 ? r : print_workers(m);
+    return r != 0 ? r : print_workers(m, with_node);
 }
 
 static int print_status(const struct ctl *c, const json_t *s)
 {
     size_t i;
     json_t *m;
-    int r = 0;
+    bool with_node = json_array_size(json_object_get(s, "nodes")) > 1;
     print_daemon(s);
-    json_array_foreach(json_object_get(s, "models"), i, m) if (r == 0) r = print_model(m);
+    int r = print_nodes(s);
+    json_array_foreach(json_object_get(s, "models"), i, m) if (r == 0) r =
+        print_model(m, with_node);
     if (i == 0)
         (void)printf("\nno model yet\n");
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);

@@ -292,12 +292,29 @@ void api_timeline(struct rpc_call *call, const void *data, size_t n_bytes)
 
 /* --- status: workers and instances --------------------------------------------------------------- */
 
+/* What keeps all of a node's workers from taking part; "" where nothing does. */
+static const char *node_lacks(const struct refit *r, uint32_t node)
+{
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].node == node)
+            return refit_node_lacks(&r->nodes[i]);
+    return "";
+}
+
+static const char *worker_doing(const struct decider *d, const struct refit_worker *w)
+{
+    struct service *s = d->coordinator->service;
+    const struct lease *l = w->node == s->node ? lease_find(s, w->id) : NULL;
+    const char *lacks = w->gone ? "" : node_lacks(d->refit, w->node);
+    if (lacks[0] != '\0')
+        return lacks;
+    return l != NULL && l->publishing != NULL ? "publishing" : refit_worker_doing(d->refit, w);
+}
+
 static void worker_fill(Reshard__V1__WorkerStatus *to, const struct decider *d,
                         const struct refit_worker *w)
 {
     const struct roster_entry *r = roster_find(d, w->id);
-    const struct service *s = d->coordinator->service;
-    const struct lease *l = w->node == s->node ? lease_find(d->coordinator->service, w->id) : NULL;
     reshard__v1__worker_status__init(to);
     to->worker = w->id;
     to->side = (Reshard__V1__Side)w->layout->side;
@@ -308,9 +325,7 @@ static void worker_fill(Reshard__V1__WorkerStatus *to, const struct decider *d,
     to->published = w->published;
     to->held = w->held;
     to->applied = w->applied;
-    to->doing =
-        (char *)(uintptr_t)(l != NULL && l->publishing != NULL ? "publishing"
-                                                               : refit_worker_doing(d->refit, w));
+    to->doing = (char *)(uintptr_t)worker_doing(d, w);
     to->node = (char *)(uintptr_t)coordinator_node_name(d->coordinator, w->node);
     if (r == NULL)
         return;
@@ -529,6 +544,10 @@ static void own_models_fill(struct arena *a, Reshard__V1__StatusReply *to, struc
         x->model = m->name;
         x->committed = m->committed.version;
         x->committed_wall_ns = m->committed.wall_ns;
+        uint64_t now = clock_wall_ns();
+        x->committed_age_ns = m->committed.version != 0 && now > m->committed.wall_ns
+                                  ? now - m->committed.wall_ns
+                                  : 0;
     }
 }
 
