@@ -120,6 +120,8 @@ void refit_check(const struct refit *r)
     if (r->queued != NULL) {
         rs_assert(r->queued->phase.state == REFIT_SUBMITTED && r->queued->durable);
         rs_assert(r->in_flight != NULL);
+        rs_assert(r->in_flight->kind != REFIT_KIND_CATCH_UP || r->committing ||
+                  r->in_flight->phase.state == REFIT_ABORTING);
         rs_assert(r->in_flight->kind == REFIT_KIND_REHEARSAL ||
                   r->queued->version > r->in_flight->version);
     }

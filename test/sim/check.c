@@ -67,23 +67,15 @@ static void check_quiet(struct world *w, const struct refit_action *a)
                        ULL(a->attempt), i, ULL(w->nodes[i].attempt));
 }
 
-/* It has left with its node's drain, but whoever drains has not heard yet. */
-static bool has_been_drained(const struct world *w, const struct worker *worker)
-{
-    for (size_t i = 0; i < w->refit->n_nodes; i++)
-        if (w->refit->nodes[i].node == worker->node && w->refit->nodes[i].draining)
-            return refit_find_worker(w->refit, worker->id) == NULL;
-    return false;
-}
-
-/* A layout counts once a worker of it has attached, until all have left for good; always where the policy
- * names it. */
+/* A layout counts once a worker of it has attached, until all have left for good (which the world may not have heard of
+ * yet, where a node is drained); always where the policy names it. */
 static bool required(const struct world *w, uint32_t layout)
 {
     bool any = false;
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        any |= w->workers[i].layout == layout && w->workers[i].was_here &&
-               !w->workers[i].left_for_good && !has_been_drained(w, &w->workers[i]);
+    for (struct queue *q = w->refit->workers.next; q != &w->refit->workers; q = q->next) {
+        const struct refit_worker *r = container_of(q, struct refit_worker, link);
+        any |= !r->leaving && strcmp(r->layout->name, w->layouts[layout].name) == 0;
+    }
     return w->layouts[layout].named || (any && w->layouts[layout].known);
 }
 
@@ -187,6 +179,17 @@ static void check_released(struct world *w, const struct refit_action *a)
                    ULL(n->attempt));
 }
 
+/* Not before it is committed, where that was asked for. */
+static void check_release_time(struct world *w, const struct refit_action *a)
+{
+    const struct refit_version *v = w->refit->in_flight;
+    if (w->release_at == REFIT_RELEASE_COMMITTED && v != NULL && v->version == a->version &&
+        v->kind == REFIT_KIND_REFIT &&
+        (v->phase.state == REFIT_TRANSFERRING || v->phase.state == REFIT_ACCEPTING))
+        world_fail(w, "sources of version %llu are released while it is %s", ULL(a->version),
+                   refit_phase_name(v->phase.state));
+}
+
 static void check_reply(struct world *w, const struct refit_action *a)
 {
     if (a->cookie == 0 || a->cookie > w->n_requests)
@@ -223,14 +226,20 @@ void check_action(struct world *w, const struct refit_action *a)
     case REFIT_DO_START:
         check_quiet(w, a);
         break;
+    case REFIT_DO_NOTIFY:
+        if (a->phase == REFIT_PLANNED && a->attempt != w->last_planned_attempt)
+            check_plan(w, a); /* nobody lacks anything: there is no plan */
+        break;
     case REFIT_DO_COMMITTED:
         check_committed(w, a);
         break;
     case REFIT_DO_TELL:
         if (a->tell == REFIT_TELL_COMMITTED && a->version > w->told_committed)
             world_fail(w, "a worker is told version %llu before the pollers", ULL(a->version));
-        if (a->tell == REFIT_TELL_SOURCE_RELEASED)
+        if (a->tell == REFIT_TELL_SOURCE_RELEASED) {
             check_released(w, a);
+            check_release_time(w, a);
+        }
         break;
     case REFIT_DO_REPLY:
         check_reply(w, a);

@@ -347,6 +347,12 @@ static void order_arrives(struct world *w, const struct message *m)
     struct node *n = &w->nodes[m->who];
     const struct refit_action *a = &m->action;
     struct worker *worker = NULL;
+    bool of_attempt = m->ends || (a->type != REFIT_DO_COMMITTED && a->type != REFIT_DO_TELL &&
+                                  a->type != REFIT_DO_APPLY);
+    if (n->alive && of_attempt) {
+        order_of_attempt(w, m); /* of an old session too: the member refuses it by itself */
+        return;
+    }
     if (!n->alive || n->session == 0 || m->session != n->session)
         return;
     if (a->type == REFIT_DO_COMMITTED) {
@@ -374,8 +380,6 @@ static void order_arrives(struct world *w, const struct message *m)
         worker->live.got = 0; /* from now on it is being written to */
         struct refit_action apply = *a;
         work(w, m->who, WORK_APPLIED, 0, 15)->action = apply;
-    } else {
-        order_of_attempt(w, m);
     }
 }
 

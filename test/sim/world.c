@@ -270,8 +270,7 @@ static void do_reply(struct world *w, const struct refit_action *a)
         worker_detached(w, (uint32_t)(worker - w->workers));
         return;
     }
-    worker->left_for_good = false;
-    worker->was_here = worker->known = true;
+    worker->known = true;
     w->layouts[worker->layout].known = true;
     if (worker->receive == REFIT_STAGED_RECEIVE && a->attempt > a->value &&
         a->attempt <= a->version) /* committed, held and not applied, as Attached says */
@@ -333,11 +332,10 @@ static void end_drained(struct world *w)
     for (size_t i = 0; i < w->refit->n_nodes; i++)
         for (uint32_t k = 0; k < w->n_workers && w->refit->nodes[i].draining; k++) {
             struct worker *worker = &w->workers[k];
-            if (worker->node != w->refit->nodes[i].node || !worker->known ||
-                worker->left_for_good || refit_find_worker(w->refit, worker->id) != NULL)
+            if (worker->node != w->refit->nodes[i].node || !worker->attached || !worker->known ||
+                refit_find_worker(w->refit, worker->id) != NULL)
                 continue;
-            w->n_drained += worker->attached;
-            worker->left_for_good = true;
+            w->n_drained++;
             worker_detached(w, k);
         }
 }
@@ -436,8 +434,6 @@ static void note_event(struct world *w, const struct refit_event *ev)
         awaits_end(w, worker, ev->verdict.version);
     if (ev->type == REFIT_EV_READY && (worker = world_worker(w, ev->ready.worker)) != NULL)
         awaits_end(w, worker, ev->ready.version);
-    if (ev->type == REFIT_EV_LEFT && (r = refit_find_worker(w->refit, ev->left.worker)) != NULL)
-        w->workers[world_index(w, r)].left_for_good = ev->left.for_good;
     if (ev->type == REFIT_EV_ATTACHED && (worker = world_worker(w, ev->attached.worker)) != NULL)
         worker->told_session = w->nodes[worker->node].view_session;
     if (ev->type == REFIT_EV_PUBLISHED &&
@@ -532,8 +528,6 @@ static void coordinator_start(struct world *w)
     w->crash_at = UINT64_MAX; /* not in the middle of the start */
     for (uint32_t i = 0; i < w->n_layouts; i++)
         w->layouts[i].known = false; /* until its member row or a worker says so */
-    for (uint32_t i = 0; i < w->n_workers; i++)
-        w->workers[i].was_here = false;
     rs_assert(ledger_load(w->ledger, restore_row, w, NULL) == 0);
     struct refit_event ev = {.type = REFIT_EV_RESTORED};
     world_step(w, &ev);

@@ -163,9 +163,7 @@ struct worker {
     uint64_t published;        /* sources: what they hold */
     uint64_t accepted_attempt; /* destinations: has said yes to it */
     uint64_t accepted_id;      /* as which */
-    bool left_for_good;
-    bool was_here;   /* attached once at least in this life of the coordinator */
-    bool publishing; /* its Publish is on its way */
+    bool publishing;           /* its Publish is on its way */
     uint64_t
         awaits; /* has published it (source), said Ready or Accept (destination); no end heard */
 };
