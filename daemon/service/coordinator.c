@@ -11,6 +11,24 @@
 
 #include "base/banned.h"
 
+static int peer_send(struct service *s, uint32_t node, const struct node_order *o)
+{
+    return s->peer != NULL && !s->stopping ? peer_order(s->peer, node, o) : RS_EUNAVAIL;
+}
+
+static void peer_view_of(const struct service *s, uint32_t node, struct peer_view *ret)
+{
+    if (s->peer != NULL) {
+        peer_look(s->peer, node, ret);
+        return;
+    }
+    *ret = (struct peer_view){.state = PEER_AWAY,
+                              .name = s->config->nodes[node].name,
+                              .data_address = "",
+                              .release = "",
+                              .why = "this daemon is starting or stopping"};
+}
+
 int coordinator_new(struct service *s, struct coordinator **ret, struct err *e)
 {
     const struct config *config = s->config;
@@ -18,6 +36,8 @@ int coordinator_new(struct service *s, struct coordinator **ret, struct err *e)
     if (c == NULL)
         return err_set(e, RS_ENOMEM, "no memory for the coordinator");
     c->service = s;
+    c->send = peer_send;
+    c->look = peer_view_of;
     queue_init(&c->deciders);
     queue_init(&c->asked);
     c->n_nodes = config->n_nodes > 0 ? config->n_nodes : 1;
@@ -57,7 +77,7 @@ int coordinator_order(struct coordinator *c, uint32_t node, const struct node_or
 {
     struct service *s = c->service;
     if (node != s->node)
-        return s->peer != NULL && !s->stopping ? peer_order(s->peer, node, o) : RS_EUNAVAIL;
+        return c->send(s, node, o);
     node_order_take(s, o);
     return 0;
 }
@@ -209,8 +229,7 @@ void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why)
 {
     char text[320];
-    (void)snprintf(text, sizeof text, "node %s is silent: %s", coordinator_node_name(c, node), why);
-    log_warn("%s", text);
+    (void)snprintf(text, sizeof text, "%s: %s", coordinator_node_name(c, node), why);
     asked_forget(c, node);
     event_all(c, REFIT_EV_NODE_SILENT, node, false, text);
 }

@@ -40,6 +40,9 @@ struct node {
 
 struct coordinator {
     struct service *service;
+    /* To and of the other nodes: peer_order and peer_look, or a test's. */
+    int (*send)(struct service *s, uint32_t node, const struct node_order *o);
+    void (*look)(const struct service *s, uint32_t node, struct peer_view *ret);
     struct queue deciders; /* struct decider */
     uint32_t n_deciders;
     struct node *nodes; /* by number */
@@ -156,7 +159,7 @@ void run_start(struct decider *d, const struct refit_action *a);
 void run_abort(struct decider *d, const struct refit_action *a);
 void run_expel(struct decider *d, const struct refit_action *a);
 /* What a node saw of cells that others hold too. */
-void run_cells(struct decider *d, const struct node_report *r);
+void run_cells(struct decider *d, uint32_t node, const struct node_report *r);
 /* A node has staged: false where it is known by now that the nodes differ, and nobody is to be told. */
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
 /* A PROGRESS was taken: watchers hear of it now and then. */

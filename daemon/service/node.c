@@ -18,7 +18,7 @@ int node_tell(struct service *s, const struct node_report *r)
     if (s->session == 0)
         return RS_EUNAVAIL;
     if (s->coordinator == NULL)
-        return peer_report(s->peer, r);
+        return s->peer != NULL ? peer_report(s->peer, r) : RS_EUNAVAIL;
     coordinator_report(s->coordinator, s->node, r);
     return 0;
 }

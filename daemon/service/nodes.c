@@ -34,7 +34,7 @@ void nodes_look(const struct coordinator *c, uint32_t node, struct peer_view *re
 {
     const struct service *s = c->service;
     if (node != s->node) {
-        peer_look(s->peer, node, ret);
+        c->look(s, node, ret);
         return;
     }
     *ret = (struct peer_view){

@@ -457,7 +457,7 @@ void coordinator_report(struct coordinator *c, uint32_t node, const struct node_
         (void)err_set(&e, RS_ENOTFOUND, "no model '%s'", r->model);
         refuse(c, node, r->type == NODE_REPORT_EVENT ? r->event.cookie : 0, &e);
     } else if (r->type == NODE_REPORT_CELLS) {
-        run_cells(d, r);
+        run_cells(d, node, r);
     } else {
         on_event(d, node, r);
     }

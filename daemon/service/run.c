@@ -445,14 +445,14 @@ static bool page_is_sound(const struct decider *d, const struct node_report *r)
     return r->n_cells <= NODE_PAGE_CELLS;
 }
 
-void run_cells(struct decider *d, const struct node_report *r)
+void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
 {
     struct cells_difference x;
     if (r->attempt != d->run.id || d->run.plan == NULL || d->run.differ)
         return;
     if (!page_is_sound(d, r)) {
         d->run.differ = true;
-        failed_here(d, RS_EPROTO, "a node reports cells that the plan has not");
+        failed(d, node, RS_EPROTO, "it reports cells that the plan has not", 0);
         return;
     }
     if (d->run.cells == NULL)

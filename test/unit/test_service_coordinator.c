@@ -1,0 +1,538 @@
+/* The coordinator of three nodes, two of which are played by this test: what they are told, in answer to what they report. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "exec/wire.h"
+#include "service/attempt_input.h"
+#include "service/coordinator.h"
+#include "service/held.h"
+
+enum { OWN, TRAINER, ROLLOUT, N_NODES };
+enum { MOST_ORDERS = 256, WAIT_TURNS = 2000 };
+
+static const char source_text[] =
+    "{\"name\":\"train\",\"ranks\":2,\"meshes\":[{\"name\":\"m\",\"shape\":[2],\"ranks\":[0,1]}],"
+    "\"tensors\":[{\"name\":\"w\",\"shape\":[8],\"dtype\":\"int32\",\"mesh\":\"m\",\"placements\":["
+    "\"Shard(0)\"]}]}";
+static const char destination_text[] =
+    "{\"name\":\"rollout\",\"ranks\":2,\"meshes\":[{\"name\":\"m\",\"shape\":[2],\"ranks\":[0,1]}],"
+    "\"tensors\":[{\"name\":\"w\",\"shape\":[8],\"dtype\":\"int32\",\"mesh\":\"m\",\"placements\":["
+    "\"Replicate\"]}]}";
+
+/* An order as a played node got it. */
+struct got {
+    uint32_t node;
+    struct node_order o;
+    char text[256];
+    struct attempt_peer peer; /* the first */
+    uint32_t n_participants;
+};
+
+static struct world {
+    uv_loop_t loop;
+    struct config config;
+    struct peer_node nodes[N_NODES];
+    struct service *service;
+    struct coordinator *c;
+    struct ledger_store *store;
+    struct layout_entry *source, *destination;
+    struct got orders[MOST_ORDERS];
+    unsigned n_orders, n_read;
+    bool deaf[N_NODES]; /* its session is over: orders do not reach it */
+    struct waiter submit;
+    int submit_code;
+    bool submitted;
+} w;
+
+/* --- the played nodes ------------------------------------------------------------------------------ */
+
+static int on_send(struct service *s, uint32_t node, const struct node_order *o)
+{
+    (void)s;
+    if (w.deaf[node])
+        return RS_EUNAVAIL;
+    ck_assert_uint_lt(w.n_orders, MOST_ORDERS);
+    struct got *g = &w.orders[w.n_orders++];
+    *g = (struct got){.node = node, .o = *o};
+    (void)snprintf(g->text, sizeof g->text, "%s", o->text);
+    if (o->type == NODE_ORDER_PREPARE) {
+        ck_assert_uint_eq(o->n_peers, 1);
+        g->peer = o->peers[0];
+        g->n_participants = o->input->n_participants;
+    }
+    return 0;
+}
+
+static void on_look(const struct service *s, uint32_t node, struct peer_view *ret)
+{
+    static const char *const domains[] = {"", ""};
+    static const char *const addresses[] = {"", "192.0.2.1", "192.0.2.2"};
+    *ret = (struct peer_view){.state = PEER_HERE,
+                              .name = s->config->nodes[node].name,
+                              .n_devices = 2,
+                              .domain_of_device = domains,
+                              .data_address = addresses[node],
+                              .why = ""};
+}
+
+static void on_wake(void *arg)
+{
+    struct service *s = arg;
+    (void)uv_async_send(&s->wake);
+}
+
+static void on_mailbox(uv_async_t *wake)
+{
+    struct service *s = wake->data;
+    (void)mailbox_drain(&s->mailbox);
+}
+
+static struct layout_entry *layout_put(const char *text)
+{
+    struct layout *l = NULL;
+    struct layout_entry *entry;
+    struct err e = {0};
+    ck_assert_msg(layout_from_json(text, strlen(text), &l, &e) == 0, "%s", e.text);
+    ck_assert_msg(layout_check(l, &e) == 0 && layout_digest(l) == 0, "%s", e.text);
+    ck_assert_int_eq(layouts_add(&w.service->layouts, l, &entry, &e), 0);
+    return entry;
+}
+
+static void world_open(void)
+{
+    struct err e = {0};
+    w = (struct world){0};
+    ck_assert_int_eq(uv_loop_init(&w.loop), 0);
+    config_init(&w.config);
+    for (uint32_t i = 0; i < N_NODES; i++)
+        (void)snprintf(w.nodes[i].name, sizeof w.nodes[i].name, "n%u", i);
+    (void)snprintf(w.config.node, sizeof w.config.node, "n0");
+    w.config.nodes = w.nodes;
+    w.config.n_nodes = N_NODES;
+    struct service *s = w.service = mem_zalloc(sizeof *s);
+    s->loop = &w.loop;
+    s->config = &w.config;
+    s->incarnation = 77;
+    queue_init(&s->models);
+    queue_init(&s->leases);
+    queue_init(&s->waiters);
+    layouts_init(&s->layouts, 8);
+    plan_store_init(&s->plans);
+    mailbox_init(&s->mailbox, on_wake, s);
+    ck_assert_int_eq(uv_async_init(&w.loop, &s->wake, on_mailbox), 0);
+    s->wake.data = s;
+    s->n_handles = 1;
+    w.store = ledger_store_new();
+    ck_assert_int_eq(ledger_mem_open(w.store, &s->mailbox, &s->ledger), 0);
+    ck_assert_int_eq(coordinator_new(s, &s->coordinator, &e), 0);
+    w.c = s->coordinator;
+    w.c->send = on_send;
+    w.c->look = on_look;
+    w.source = layout_put(source_text);
+    w.destination = layout_put(destination_text);
+}
+
+static void on_wake_closed(uv_handle_t *h)
+{
+    service_handle_closed(h->data);
+}
+
+static void world_close(void)
+{
+    struct service *s = w.service;
+    while (s->n_jobs > 0)
+        (void)uv_run(&w.loop, UV_RUN_ONCE);
+    s->stopping = true;
+    ledger_close(s->ledger);
+    while (!queue_empty(&w.c->deciders))
+        decider_close(container_of(w.c->deciders.next, struct decider, in));
+    while (!queue_empty(&s->models))
+        model_close(container_of(s->models.next, struct model, in));
+    mailbox_shut(&s->mailbox);
+    uv_close((uv_handle_t *)&s->wake, on_wake_closed);
+    (void)uv_run(&w.loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&w.loop), 0);
+    ledger_store_free(w.store);
+}
+
+/* The next order of that type to that node that was not read yet; the loop turns until it has come. */
+static const struct got *expect(uint32_t node, enum node_order_type type)
+{
+    static bool read[MOST_ORDERS];
+    if (w.n_read == 0)
+        memset(read, 0, sizeof read);
+    for (unsigned turn = 0; turn < WAIT_TURNS; turn++) {
+        for (unsigned i = 0; i < w.n_orders; i++)
+            if (!read[i] && w.orders[i].node == node && w.orders[i].o.type == type) {
+                read[i] = true;
+                w.n_read++;
+                return &w.orders[i];
+            }
+        (void)uv_run(&w.loop, turn % 2 == 0 ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+    }
+    ck_abort_msg("node %u got no order of type %d", node, (int)type);
+    return NULL;
+}
+
+static unsigned count(uint32_t node, enum node_order_type type)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < w.n_orders; i++)
+        n += w.orders[i].node == node && w.orders[i].o.type == type;
+    return n;
+}
+
+/* --- reports --------------------------------------------------------------------------------------- */
+
+static struct node_report event_of(enum refit_event_type type)
+{
+    return (struct node_report){.type = NODE_REPORT_EVENT, .model = "m", .event = {.type = type}};
+}
+
+static void node_comes(uint32_t node)
+{
+    struct node_report r = event_of(REFIT_EV_NODE_UP);
+    r.model = "";
+    r.event.node.text = "";
+    r.event.node.data_plane = 90 + node;
+    r.data_port = (uint16_t)(7000 + node);
+    coordinator_report(w.c, node, &r);
+}
+
+static struct node_report attached_of(uint32_t node, uint32_t rank)
+{
+    bool source = node == TRAINER;
+    const struct layout *layout = (source ? w.source : w.destination)->layout;
+    struct node_report r = event_of(REFIT_EV_ATTACHED);
+    r.event.cookie = 1000 * node + rank + 1;
+    r.event.attached.worker = 100 * node + rank;
+    r.event.attached.side = source ? REFIT_SOURCE : REFIT_DESTINATION;
+    r.event.attached.layout_name = layout->name;
+    r.event.attached.rank = rank;
+    r.event.attached.receive = source ? REFIT_RECEIVE_NONE : REFIT_STAGED_RECEIVE;
+    r.event.attached.accept_automatically = true;
+    memcpy(r.layout, layout->digest, sizeof r.layout);
+    r.device = rank;
+    r.pid = 4000;
+    r.segment_bytes = 32;
+    return r;
+}
+
+static void attach(uint32_t node, uint32_t rank)
+{
+    struct node_report r = attached_of(node, rank);
+    coordinator_report(w.c, node, &r);
+    const struct got *g = expect(node, NODE_ORDER_REPLY);
+    ck_assert_uint_eq(g->o.cookie, r.event.cookie);
+    ck_assert_msg(g->o.code == 0, "%s", g->text);
+}
+
+static void on_submitted(struct waiter *waiter, const struct op_reply *reply)
+{
+    (void)waiter;
+    w.submit_code = reply->code;
+    w.submitted = true;
+}
+
+static void submit(uint64_t version)
+{
+    struct err e = {0};
+    struct op_submit o = {
+        .model = "m", .version = version, .request_id = "r", .options = "", .options_words = ""};
+    w.submit.done = on_submitted;
+    ck_assert_msg(op_submit(w.service, &o, &w.submit, &e) == 0, "%s", e.text);
+}
+
+static void publish(uint32_t rank, uint64_t version)
+{
+    struct node_report ask = {.type = NODE_REPORT_PUBLISH_ASK,
+                              .model = "m",
+                              .cookie = 50 + rank,
+                              .worker = 100 * TRAINER + rank,
+                              .version = version};
+    coordinator_report(w.c, TRAINER, &ask);
+    const struct got *g = expect(TRAINER, NODE_ORDER_REPLY);
+    ck_assert_uint_eq(g->o.cookie, 50 + rank);
+    ck_assert_int_eq(g->o.code, 0);
+    ck_assert_uint_eq(g->o.value, 0);
+    const struct publication_print print = {0, 11 + rank};
+    struct node_report r = event_of(REFIT_EV_PUBLISHED);
+    r.event.cookie = 60 + rank;
+    r.event.published.worker = 100 * TRAINER + rank;
+    r.event.published.version = version;
+    r.event.published.publication = 500 + rank;
+    r.has_prints = true;
+    r.prints = &print;
+    r.n_prints = 1;
+    coordinator_report(w.c, TRAINER, &r);
+    g = expect(TRAINER, NODE_ORDER_REPLY);
+    ck_assert_uint_eq(g->o.cookie, 60 + rank);
+    ck_assert_uint_eq(g->o.value, 500 + rank);
+}
+
+static void say(uint32_t node, enum refit_event_type type, uint64_t attempt)
+{
+    struct node_report r = event_of(type);
+    r.event.node.attempt = attempt;
+    r.event.node.text = "";
+    coordinator_report(w.c, node, &r);
+}
+
+static void cells_say(uint32_t node, uint64_t attempt, uint64_t fingerprint)
+{
+    const struct cell_print print = {
+        .cell = 0, .fingerprint = fingerprint, .layout = node == TRAINER ? 0 : 1, .rank = 0};
+    struct node_report r = {
+        .type = NODE_REPORT_CELLS, .model = "m", .attempt = attempt, .cells = &print, .n_cells = 1};
+    coordinator_report(w.c, node, &r);
+}
+
+static void staged_say(uint64_t attempt)
+{
+    struct memory_fold folds[2];
+    struct node_report r = event_of(REFIT_EV_STAGED);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        folds[rank] = (struct memory_fold){.rank = rank, .fold = 900 + rank};
+        memcpy(folds[rank].layout, w.destination->layout->digest, 16);
+    }
+    r.event.node.attempt = attempt;
+    r.event.node.text = "";
+    r.folds = folds;
+    r.n_folds = 2;
+    coordinator_report(w.c, ROLLOUT, &r);
+}
+
+/* Both nodes, all workers, one version that both have begun to move; the attempt's number. */
+static uint64_t until_started(void)
+{
+    for (uint32_t node = TRAINER; node <= ROLLOUT; node++) {
+        node_comes(node);
+        attach(node, 0);
+        attach(node, 1);
+    }
+    submit(1);
+    (void)expect(TRAINER, NODE_ORDER_TELL);
+    (void)expect(TRAINER, NODE_ORDER_TELL);
+    publish(0, 1);
+    publish(1, 1);
+    uint64_t attempt = expect(TRAINER, NODE_ORDER_PREPARE)->o.attempt;
+    (void)expect(ROLLOUT, NODE_ORDER_PREPARE);
+    say(TRAINER, REFIT_EV_PREPARED, attempt);
+    ck_assert_uint_eq(count(TRAINER, NODE_ORDER_START), 0);
+    say(ROLLOUT, REFIT_EV_PREPARED, attempt);
+    (void)expect(TRAINER, NODE_ORDER_START);
+    (void)expect(ROLLOUT, NODE_ORDER_START);
+    return attempt;
+}
+
+static const struct refit_version *version_of(uint64_t version)
+{
+    const struct decider *d = decider_find(w.c, "m");
+    return refit_find_version(d->refit, version);
+}
+
+static void until_phase(uint64_t version, enum refit_phase phase)
+{
+    for (unsigned turn = 0; turn < WAIT_TURNS; turn++) {
+        if (version_of(version)->phase.state == (int)phase)
+            return;
+        (void)uv_run(&w.loop, turn % 2 == 0 ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+    }
+    ck_abort_msg("version %llu is %s (%s)", (unsigned long long)version,
+                 refit_phase_name(version_of(version)->phase.state), version_of(version)->reason);
+}
+
+/* --- tests ----------------------------------------------------------------------------------------- */
+
+START_TEST(both_nodes_get_the_same_input_and_each_the_way_to_the_other)
+{
+    world_open();
+    (void)until_started();
+    const struct got *a = NULL, *b = NULL;
+    for (unsigned i = 0; i < w.n_orders; i++)
+        if (w.orders[i].o.type == NODE_ORDER_PREPARE)
+            *(w.orders[i].node == TRAINER ? &a : &b) = &w.orders[i];
+    ck_assert_mem_eq(a->o.plan_digest, b->o.plan_digest, 16);
+    ck_assert_mem_eq(a->o.input_digests, b->o.input_digests, sizeof a->o.input_digests);
+    ck_assert_uint_eq(a->n_participants, 4);
+    ck_assert_uint_eq(a->o.data_plane, 90 + TRAINER);
+    ck_assert_uint_eq(b->o.data_plane, 90 + ROLLOUT);
+    ck_assert_uint_eq(a->peer.node, ROLLOUT);
+    ck_assert_str_eq(a->peer.address, "192.0.2.2");
+    ck_assert_uint_eq(a->peer.port, 7000 + ROLLOUT);
+    ck_assert_str_eq(b->peer.address, "192.0.2.1");
+    ck_assert_mem_eq(a->peer.token, b->peer.token, NODE_TOKEN_BYTES);
+    static const uint8_t zero[NODE_TOKEN_BYTES];
+    ck_assert_mem_ne(a->peer.token, zero, sizeof zero);
+    world_close();
+}
+END_TEST
+
+static int row_find(const struct ledger_record *row, void *arg)
+{
+    return row->kind != LEDGER_VERSION
+               ? 0
+               : held_load(arg, row->version.version, row->version.fingerprints,
+                           row->version.n_fingerprints_bytes);
+}
+
+START_TEST(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)
+{
+    struct err e = {0};
+    struct held_store *held = held_new();
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(ROLLOUT, attempt, 5);
+    staged_say(attempt);
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    until_phase(1, REFIT_COMMITTED);
+    for (uint32_t node = TRAINER; node <= ROLLOUT; node++) {
+        ck_assert_int_eq(expect(node, NODE_ORDER_END)->o.code, 0);
+        while (expect(node, NODE_ORDER_COMMITTED)->o.version !=
+               1) /* 0 when the model was announced */
+            ;
+    }
+    const struct got *worker = expect(ROLLOUT, NODE_ORDER_WORKER);
+    ck_assert_uint_eq(worker->o.held, 1);
+    ck_assert_uint_eq(worker->o.applied, 0);
+    ck_assert(w.submitted && w.submit_code == 0);
+    const uint8_t *digest = w.destination->layout->digest;
+    ck_assert_int_eq(ledger_versions(w.service->ledger, "m", 1, 1, row_find, held, &e), 0);
+    ck_assert(held_is(held, 1, digest, 0, 900) && held_is(held, 1, digest, 1, 901));
+    ck_assert(!held_is(held, 1, digest, 0, 901));
+    world_close();
+    held_free(held);
+}
+END_TEST
+
+START_TEST(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    cells_say(ROLLOUT, attempt, 6);
+    staged_say(attempt); /* not believed: it is known by now that they differ */
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    const char *reason = version_of(1)->reason;
+    ck_assert_msg(strstr(reason, "tensor 'w' [") != NULL &&
+                      strstr(reason, "layout 'rollout' rank 0") != NULL &&
+                      strstr(reason, "layout 'train' rank 0 sent") != NULL,
+                  "%s", reason);
+    ck_assert_int_ne(expect(ROLLOUT, NODE_ORDER_END)->o.code, 0);
+    world_close();
+}
+END_TEST
+
+START_TEST(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    w.deaf[ROLLOUT] = true;
+    coordinator_node_silent(w.c, ROLLOUT, "its stream broke");
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    for (unsigned i = 0; i < 20; i++)
+        (void)uv_run(&w.loop, UV_RUN_NOWAIT);
+    ck_assert_int_eq(version_of(1)->phase.state, REFIT_ABORTING);
+    coordinator_node_gone(w.c, ROLLOUT, true, "its lease is over");
+    until_phase(1, REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(version_of(1)->reason, "n2"));
+    world_close();
+}
+END_TEST
+
+START_TEST(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)
+{
+    world_open();
+    (void)until_started();
+    const struct decider *d = decider_find(w.c, "m");
+    w.deaf[ROLLOUT] = true;
+    coordinator_node_silent(w.c, ROLLOUT, "its stream broke");
+    coordinator_node_gone(w.c, ROLLOUT, false, "it joins anew");
+    w.deaf[ROLLOUT] = false;
+    struct node_report again = attached_of(ROLLOUT, 1);
+    again.event.attached.tells_memory = true;
+    coordinator_report(w.c, ROLLOUT, &again);
+    const struct got *g;
+    do
+        g = expect(ROLLOUT, NODE_ORDER_REPLY);
+    while (g->o.cookie != again.event.cookie || g < &w.orders[8]);
+    ck_assert_int_eq(g->o.code, 0);
+    node_comes(ROLLOUT);
+    ck_assert_ptr_null(roster_find(d, 100 * ROLLOUT));
+    ck_assert_ptr_nonnull(roster_find(d, 100 * ROLLOUT + 1));
+    ck_assert(!refit_find_worker(d->refit, 100 * ROLLOUT + 1)->gone);
+    const struct refit_worker *lost = refit_find_worker(d->refit, 100 * ROLLOUT);
+    ck_assert(lost == NULL || lost->gone);
+    world_close();
+}
+END_TEST
+
+START_TEST(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    struct node_report r = event_of(REFIT_EV_READY);
+    r.event.cookie = 9;
+    r.event.ready.worker = 100 * ROLLOUT;
+    r.event.ready.version = 1;
+    coordinator_report(w.c, TRAINER, &r); /* not its worker */
+    const struct got *g = expect(TRAINER, NODE_ORDER_REPLY);
+    ck_assert_uint_eq(g->o.cookie, 9);
+    ck_assert_int_eq(g->o.code, RS_ENOTFOUND);
+    r = attached_of(TRAINER, 0);
+    r.event.cookie = 10;
+    r.event.attached.worker = 5;
+    r.layout[0] ^= 1;
+    coordinator_report(w.c, TRAINER, &r);
+    g = expect(TRAINER, NODE_ORDER_REPLY);
+    ck_assert_uint_eq(g->o.cookie, 10);
+    ck_assert_int_eq(g->o.code, RS_ENOTFOUND);
+    ck_assert_ptr_nonnull(strstr(g->text, "PutLayout"));
+    const struct cell_print far = {.cell = UINT64_MAX};
+    struct node_report cells = {
+        .type = NODE_REPORT_CELLS, .model = "m", .attempt = attempt, .cells = &far, .n_cells = 1};
+    coordinator_report(w.c, ROLLOUT, &cells);
+    (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+    ck_assert_ptr_nonnull(strstr(version_of(1)->reason, "cells that the plan has not"));
+    world_close();
+}
+END_TEST
+
+START_TEST(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_session)
+{
+    world_open();
+    (void)until_started();
+    unsigned before = count(ROLLOUT, NODE_ORDER_REPLY);
+    struct node_report r = event_of(REFIT_EV_APPLY);
+    r.event.cookie = 9;
+    r.event.apply.worker = 100 * ROLLOUT;
+    r.event.apply.version = 1;
+    r.event.apply.skip = true;
+    coordinator_report(w.c, ROLLOUT, &r);
+    ck_assert_uint_eq(count(ROLLOUT, NODE_ORDER_REPLY), before + 1);
+    /* Submit's answer waits for the ledger; a node's Apply waits likewise for APPLIED. Here: nothing is left behind. */
+    coordinator_node_silent(w.c, ROLLOUT, "its stream broke");
+    ck_assert(queue_empty(&w.c->asked));
+    world_close();
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(both_nodes_get_the_same_input_and_each_the_way_to_the_other)                                 \
+    X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                        \
+    X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                       \
+    X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                \
+    X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                    \
+    X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)              \
+    X(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_session)
+#include "test/lib/main.h"
