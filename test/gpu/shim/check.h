@@ -50,7 +50,8 @@ enum print_output { CK_NORMAL };
 #define ck_assert(condition) ck_assert_msg(condition, "%s", #condition)
 #define SHIM_COMPARE(type, format, a, op, b)                                                       \
     do {                                                                                           \
-        type shim_a = (a), shim_b = (b);                                                           \
+        type shim_a = (a);                                                                         \
+        type shim_b = (b);                                                                         \
         ck_assert_msg(shim_a op shim_b, "%s " #op " %s: " format ", " format, #a, #b, shim_a,      \
                       shim_b);                                                                     \
     } while (0)
