@@ -4,14 +4,23 @@
 
 #include "service/state.h"
 
+/* attach_bindings.c. Checks and encodes the pieces that have come; `done` runs once, later, unless the lease has ended
+ * meanwhile. RS_ENOMEM. */
+int lease_check_bindings(struct lease *l,
+                         void (*done)(struct lease *l, int code, const struct err *e),
+                         struct err *e);
 /* Tells the data plane of the lease's memory: MAP, BIND; then `after`, once. */
 void lease_bind(struct lease *l, void (*after)(struct lease *l, int code, const struct err *e));
 /* Copies the fingerprints (one per tensor of its layout) out of an answer. *ret is the caller's to mem_free. */
 int lease_table(struct lease *l, struct wire_packet *packet, uint64_t **ret, struct err *e);
-/* As op_publish, for a lease whose owner asks. */
+/* One with its model's name in it. */
+struct node_report lease_report(const struct lease *l, enum refit_event_type type);
+/* publish.c. As op_publish, for a lease whose owner asks. */
 int lease_publish(struct lease *l, uint64_t version, const struct op_expected *expected,
                   size_t n_expected, struct waiter *w, struct err *e);
 /* Reports what it has published once more. */
 void lease_publish_again(struct lease *l);
+/* The publish that is going on ends so. */
+void lease_publish_refuse(struct lease *l, int code, const char *text);
 
 #endif

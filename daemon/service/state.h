@@ -203,7 +203,7 @@ void leases_sweep(struct service *s);
 void leases_rebind(struct service *s);
 void leases_lost_data_plane(struct service *s);
 void leases_client_ended(struct service *s, const struct memory_client *client);
-void publication_unref(struct publication *p);
+void publication_unref(struct publication *p); /* publish.c */
 
 /* --- attach.c ----------------------------------------------------------------------------------- */
 
