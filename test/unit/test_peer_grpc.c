@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/random.h"
 #include "peer/layout_pages.h"
 #include "peer/private.h"
 #include "rpc/rpc.h"
@@ -18,10 +19,12 @@
 enum { NODES = 4, BEAT = 100, LEASE = 2000, SLACK = 300 };
 
 struct side {
-    unsigned node;
+    unsigned node, n_started;
     struct peer *peer;
     unsigned n_welcomed, n_severed, n_orders;
     uint64_t order_bytes, lease_ns;
+    uint64_t session,
+        n_sent; /* of reports that say so in their cookie; sessions count over restarts */
     bool quiet;
     char severed[PEER_WHY_BYTES];
 };
@@ -36,11 +39,12 @@ struct cluster {
     bool here[NODES];
     unsigned n_joined[NODES], n_silent[NODES], n_lost[NODES], n_reports[NODES];
     uint64_t n_prints;
+    uint64_t report_session[NODES], report_number[NODES], newest_session[NODES];
     uint16_t data_port[NODES];
     char dir[64]; /* certificates; "": plain */
     char ca[128], certificate[NODES][128], key[NODES][128];
     const char *role;
-    unsigned n_done;
+    unsigned n_done, n_fetched;
     bool late;
     struct layout *layout, *fetched;
     int fetch_code;
@@ -55,8 +59,12 @@ static void joined(void *arg, uint32_t node, const struct peer_member *m, bool a
     (void)arg;
     (void)m;
     (void)again;
+    ck_assert(!c->here[node] && c->n_silent[node] == c->n_lost[node]);
     c->here[node] = true;
     c->n_joined[node]++;
+    if (c->report_session[node] != 0)
+        c->newest_session[node] = c->report_session[node];
+    c->report_session[node] = 0;
 }
 
 static void report(void *arg, uint32_t node, const struct node_report *r)
@@ -67,6 +75,16 @@ static void report(void *arg, uint32_t node, const struct node_report *r)
     c->n_prints += r->n_prints;
     if (r->data_port != 0)
         c->data_port[node] = r->data_port;
+    if (r->type != NODE_REPORT_PUBLISH_ASK)
+        return;
+    if (c->report_session[node] == 0) {
+        ck_assert_uint_gt(r->cookie >> 32, c->newest_session[node]);
+        c->report_session[node] = r->cookie >> 32;
+        c->report_number[node] = 0;
+    }
+    ck_assert_uint_eq(r->cookie >> 32, c->report_session[node]);
+    ck_assert_uint_eq(r->cookie & UINT32_MAX, c->report_number[node]);
+    c->report_number[node]++;
 }
 
 static void silent(void *arg, uint32_t node, const char *why)
@@ -93,8 +111,11 @@ static int introduce(void *arg, struct peer_member *ret)
 
 static void welcomed(void *arg, uint64_t incarnation)
 {
+    struct side *s = arg;
     (void)incarnation;
-    ((struct side *)arg)->n_welcomed++;
+    s->n_welcomed++;
+    s->session++;
+    s->n_sent = 0;
 }
 
 static void order(void *arg, const struct node_order *o)
@@ -134,6 +155,14 @@ static void on_alarm(uv_timer_t *t)
         (void)uv_timer_stop(&c->alarm);                                                            \
         ck_assert_msg(cond, "never came: %s", #cond);                                              \
     } while (0)
+
+static void turn_ms(uint64_t ms)
+{
+    c->late = false;
+    (void)uv_timer_start(&c->alarm, on_alarm, ms, 0);
+    while (!c->late)
+        (void)uv_run(&c->loop, UV_RUN_ONCE);
+}
 
 static void on_done(void *arg)
 {
@@ -218,6 +247,8 @@ static void member_begin(unsigned node)
     struct err e = {0};
     s->node = node;
     s->quiet = true;
+    o.incarnation += 10 * (s->n_started + 1);
+    s->n_started++;
     o.events = (struct peer_events){.arg = s,
                                     .introduce = introduce,
                                     .welcomed = welcomed,
@@ -266,7 +297,8 @@ START_TEST(three_members_join_and_long_messages_arrive_both_ways)
     cluster_begin("", NULL);
     for (unsigned i = 1; i < NODES; i++)
         member_begin(i);
-    UNTIL(c->here[1] && c->here[2] && c->here[3] && c->members[3].n_welcomed == 1);
+    UNTIL(c->members[1].n_welcomed == 1 && c->members[2].n_welcomed == 1 &&
+          c->members[3].n_welcomed == 1);
     struct publication_print *prints = calloc(PRINTS, sizeof *prints);
     for (uint32_t i = 0; i < PRINTS; i++)
         prints[i] = (struct publication_print){i, ~(uint64_t)i};
@@ -307,6 +339,72 @@ START_TEST(a_server_that_ends_severs_its_members_and_they_come_back)
     server_begin(address);
     UNTIL(c->members[1].n_welcomed == 2);
     ck_assert_uint_eq(c->n_lost[1], 1);
+    cluster_end();
+}
+END_TEST
+
+static void member_stop_now(unsigned node)
+{
+    unsigned before = c->n_done;
+    peer_stop(c->members[node].peer, on_done, NULL);
+    c->members[node].peer = NULL;
+    UNTIL(c->n_done > before);
+}
+
+/* One seeded fault, or reports and orders. */
+static void fault(uint64_t *seed, const char *address)
+{
+    unsigned node = 1 + (unsigned)(random_next(seed) % (NODES - 1));
+    struct side *s = &c->members[node];
+    switch (random_next(seed) % 8) {
+    case 0:
+        peer_sever(c->coordinator, node, "severed by the test");
+        break;
+    case 1:
+        if (s->peer != NULL)
+            member_stop_now(node);
+        else
+            member_begin(node);
+        break;
+    case 2:
+        if (random_next(seed) % 3 == 0) {
+            server_end();
+            server_begin(address);
+        }
+        break;
+    default:
+        for (uint64_t k = random_next(seed) % 200; k > 0; k--) {
+            struct node_report r = {.type = NODE_REPORT_PUBLISH_ASK,
+                                    .model = "m",
+                                    .cookie = s->session << 32 | s->n_sent};
+            if (s->peer != NULL && peer_report(s->peer, &r) == 0)
+                s->n_sent++;
+        }
+    }
+}
+
+START_TEST(over_grpc_too_nothing_of_an_earlier_session_is_handed_over_in_a_later_one)
+{
+    uint64_t seed = 20251;
+    char address[80];
+    unsigned reports = 0;
+    cluster_begin("", NULL);
+    (void)snprintf(address, sizeof address, "%s", c->nodes[0].address);
+    for (unsigned i = 1; i < NODES; i++)
+        member_begin(i);
+    UNTIL(c->here[1] && c->here[2] && c->here[3]);
+    for (int i = 0; i < 80; i++) {
+        fault(&seed, address);
+        turn_ms(random_next(&seed) % 30);
+    }
+    for (unsigned i = 1; i < NODES; i++) {
+        if (c->members[i].peer == NULL)
+            member_begin(i);
+        UNTIL(c->here[i] && peer_joined(c->members[i].peer));
+        ck_assert_uint_gt(c->n_joined[i], 1);
+        reports += c->n_reports[i];
+    }
+    ck_assert_uint_gt(reports, 500);
     cluster_end();
 }
 END_TEST
@@ -414,7 +512,7 @@ static void on_fetched(void *arg, int code, const char *text, struct layout *l)
     (void)text;
     c->fetch_code = code;
     c->fetched = l;
-    c->n_done++;
+    c->n_fetched++;
 }
 
 START_TEST(a_layout_is_fetched_in_as_many_calls_as_it_takes)
@@ -425,7 +523,7 @@ START_TEST(a_layout_is_fetched_in_as_many_calls_as_it_takes)
     member_begin(1);
     UNTIL(c->members[1].n_welcomed == 1);
     peer_fetch_layout(c->members[1].peer, c->layout->digest, on_fetched, NULL);
-    UNTIL(c->n_done == 1);
+    UNTIL(c->n_fetched == 1);
     ck_assert_int_eq(c->fetch_code, 0);
     ck_assert_uint_eq(c->fetched->n_tensors, 70001);
     ck_assert_mem_eq(c->fetched->digest, c->layout->digest, 16);
@@ -444,10 +542,15 @@ START_TEST(a_layout_that_nobody_has_is_told_so)
     UNTIL(c->members[1].n_welcomed == 1);
     const uint8_t digest[16] = {1, 2};
     peer_fetch_layout(c->members[1].peer, digest, on_fetched, NULL);
-    UNTIL(c->n_done == 1);
+    UNTIL(c->n_fetched == 1);
     ck_assert_int_eq(c->fetch_code, RS_ENOTFOUND);
     peer_fetch_layout(c->members[1].peer, digest, on_fetched, NULL);
-    cluster_end(); /* what is under way ends with it */
+    peer_stop(c->members[1].peer, on_done,
+              NULL); /* what is under way ends with it, and before it */
+    c->members[1].peer = NULL;
+    UNTIL(c->n_done == 1);
+    ck_assert_uint_eq(c->n_fetched, 2);
+    cluster_end();
 }
 END_TEST
 
@@ -521,6 +624,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(three_members_join_and_long_messages_arrive_both_ways)                                       \
     X(a_server_that_ends_severs_its_members_and_they_come_back)                                    \
+    X(over_grpc_too_nothing_of_an_earlier_session_is_handed_over_in_a_later_one)                   \
     X(a_data_port_that_can_be_reached_is_told_and_what_comes_after_keeps_its_place)                \
     X(a_data_port_that_nobody_reaches_is_refused_by_address_and_port)                              \
     X(a_layout_is_fetched_in_as_many_calls_as_it_takes)                                            \
