@@ -17,7 +17,8 @@
  * Rules that they rest on; -DMUTANT=n leaves one out, and spin must find what breaks (check-model does it for each):
  *   1 tell after durable   2 wait for quiesce   3 fence: an attempt that was aborted here is never begun again
  *   4 incarnation: what was meant for a member before its death is refused   5 all accepts, not one
- *   6 after a restart the attempt before is aborted first   7 attempt numbers are durable before they are used */
+ *   6 after a restart the attempt before is aborted first   7 attempt numbers are durable before they are used
+ *   8 a member of which nothing is heard counts as quiet only once its lease is over, when its data plane drops all by itself */
 #ifndef MUTANT
 #define MUTANT 0
 #endif
@@ -30,7 +31,11 @@
 #ifndef MEMBER_DEATHS
 #define MEMBER_DEATHS 0 /* of each member */
 #endif
+#ifndef LINKS
+#define LINKS 0 /* times that the link of member 1 is cut */
+#endif
 #define N 2
+#define CUT(m) ((m) == 1 && !linked)
 
 mtype = { PREPARE, START, ABORT, COMMITTED, HELLO, PREPARED, STAGED, QUIESCED };
 mtype = { IDLE, RECORDING, PREPARING, MOVING, COMMITTING, ABORTING, DONE };
@@ -55,6 +60,7 @@ byte moves[N];     /* attempt for which a member may write; 0: none */
 byte memory[N];    /* attempt whose bytes are there, whole */
 byte accepted[N];  /* greatest attempt that the member has accepted */
 byte told;         /* attempt that somebody was told to be committed */
+bool linked = true, lease_over; /* of member 1 */
 bool decided;      /* the commit has been recorded and has not been lost with a crash */
 
 /* A full channel loses the message, as a network may. */
@@ -77,7 +83,7 @@ end:
 
 proctype member(byte m)
 {
-    byte attempt = 0, fence = 0, incarnation = 1, deaths = 0, x, n;
+    byte attempt = 0, fence = 0, incarnation = 1, deaths = 0, cuts = 0, x, n;
     bool prepared = false, staged = false;
     mtype type;
 end:
@@ -90,7 +96,7 @@ end:
         :: to[m] ?? COMMITTED, x, n -> type = COMMITTED
         fi;
         if
-        :: n != incarnation && MUTANT != 4 -> skip
+        :: (n != incarnation && MUTANT != 4) || CUT(m) -> skip
         :: else ->
             if
             :: type == PREPARE && attempt == 0 && (x > fence || MUTANT == 3) ->
@@ -122,6 +128,12 @@ end:
     /* Said again, should it have been lost. */
     :: atomic { staged && empty(from[m]) -> send(from[m], STAGED, attempt, incarnation) }
     :: atomic { empty(from[m]) -> send(from[m], HELLO, 0, incarnation) }
+    /* A cut link: what is sent is lost. In the end its lease is over; then it joins again, as another session. */
+    :: atomic { m == 1 && linked && cuts < LINKS -> cuts++; linked = false }
+    :: atomic { CUT(m) && !lease_over ->
+        lease_over = true;
+        attempt = 0; prepared = false; staged = false; moves[m] = 0 }
+    :: atomic { CUT(m) && lease_over -> linked = true; lease_over = false; incarnation++ }
     /* Death: nothing moves any more, nothing is remembered; it says hello as another. */
     :: atomic { deaths < MEMBER_DEATHS ->
         deaths++; incarnation++;
@@ -171,6 +183,7 @@ end:
     :: atomic { phase == PREPARING || phase == MOVING -> answers = 0; SEND_ALL(ABORT, attempt); phase = ABORTING }
     :: atomic { phase == ABORTING && empty(to[0]) && empty(to[1]) -> SEND_ALL(ABORT, attempt) }
     :: atomic { phase == ABORTING && (ALL(answers) || MUTANT == 2) -> answers = 0; phase = IDLE }
+    :: atomic { phase == ABORTING && !linked && (lease_over || MUTANT == 8) -> answers = answers | 2 } /* expelled */
     :: atomic { from[0] ?? type, x, n -> m = 0; goto answer }
     :: atomic { from[1] ?? type, x, n -> m = 1; goto answer }
     /* Death: what was being written is durable or gone. */
@@ -196,8 +209,8 @@ end:
 answer:
     atomic {
         if
-        :: n < known[m] -> skip /* of an incarnation that is dead */
-        :: n > known[m] ->
+        :: n < known[m] || CUT(m) -> skip /* of an incarnation that is dead */
+        :: n > known[m] && !CUT(m) ->
             /* A new one: its predecessor is dead and moves nothing, which is as good as QUIESCED. */
             known[m] = n;
             if
@@ -205,7 +218,7 @@ answer:
             :: phase == ABORTING -> send(to[m], ABORT, attempt, n)
             :: else -> skip
             fi
-        :: n == known[m] ->
+        :: n == known[m] && !CUT(m) ->
             if
             :: x == attempt && ((phase == PREPARING && type == PREPARED) || (phase == MOVING && type == STAGED) ||
                 (phase == ABORTING && type == QUIESCED)) -> answers = answers | (1 << m)

@@ -46,7 +46,7 @@ START_TEST(submit_on_a_full_disk_is_refused_and_leaves_nothing)
 }
 END_TEST
 
-/* The same version twice, again after its commit, two at the same instant; then other content. */
+/* The same version twice, again after its commit, two at the same instant; then other content. CASES E07. */
 START_TEST(same_content_gets_the_same_answer_and_other_content_is_refused)
 {
     struct bed b;
@@ -110,7 +110,7 @@ START_TEST(content_that_is_not_known_may_be_tried_again)
 }
 END_TEST
 
-/* 5, 7, then 6. */
+/* 5, 7, then 6. CASES E08. */
 START_TEST(versions_grow_with_gaps_and_a_refusal_names_the_newest)
 {
     struct bed b;
@@ -214,7 +214,7 @@ START_TEST(a_second_version_of_the_same_membership_keeps_its_epoch)
 }
 END_TEST
 
-/* The decision is durable, with its acceptances, before anyone hears of it. */
+/* The decision is durable, with its acceptances, before anyone hears of it. CASES E06. */
 START_TEST(a_commit_is_told_only_after_it_is_durable)
 {
     struct bed b;
@@ -268,7 +268,7 @@ START_TEST(a_commit_that_can_not_be_written_aborts_and_the_version_stays_what_it
 }
 END_TEST
 
-/* v1 to both, v2 to one, v3 to both: a barrier of one version must not hold up the next. */
+/* v1 to both, v2 to one, v3 to both: a barrier of one version must not hold up the next. CASES B13. */
 START_TEST(versions_to_changing_sets_of_receivers_all_commit)
 {
     struct bed b;
@@ -306,7 +306,7 @@ END_TEST
 
 /* --- failure --- */
 
-/* Four receivers on four nodes, one fails in the middle. */
+/* Four receivers on four nodes, one fails in the middle. CASES B14. */
 START_TEST(one_receivers_failure_reaches_all_and_the_next_version_is_fine)
 {
     struct bed b;
@@ -349,7 +349,7 @@ START_TEST(one_receivers_failure_reaches_all_and_the_next_version_is_fine)
 }
 END_TEST
 
-/* The aborted attempt can't be committed; a new one may. */
+/* The aborted attempt can't be committed; a new one may. CASES B16. */
 START_TEST(a_failed_attempt_can_not_be_accepted_and_needs_no_reset)
 {
     struct bed b;
@@ -443,6 +443,7 @@ START_TEST(no_next_attempt_before_every_node_is_quiet_or_dead)
 }
 END_TEST
 
+/* CASES B19: no deadline. */
 START_TEST(the_prepare_deadline_names_who_has_not_published)
 {
     struct bed b;
@@ -799,7 +800,7 @@ START_TEST(the_prepare_deadline_names_who_is_not_ready)
 }
 END_TEST
 
-/* A restarted engine is not to be taken for one that has weights. */
+/* A restarted engine is not to be taken for one that has weights. CASES B18. */
 START_TEST(a_new_worker_is_empty_until_a_commit_in_its_own_life)
 {
     struct bed b;
@@ -930,6 +931,7 @@ START_TEST(other_content_is_refused_by_what_differs)
 }
 END_TEST
 
+/* CASES E06, after the crash: committed or not, no third state. */
 START_TEST(after_a_restart_a_version_is_committed_or_aborted)
 {
     uint8_t one[16] = {1};
