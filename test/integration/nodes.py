@@ -82,7 +82,7 @@ class Nodes:
         self.net = testnet.Testnet.up(n, rate, prefix="test", offload=offload)
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="reshard-nodes-"))
         self.names, self.coordinator = self.net.nodes, coordinator
-        addresses = " ".join(f"{name}={self.net.address(name)}:{PORT}" for name in self.names)
+        addresses = "\n  ".join(f"{name}={self.net.address(name)}:{PORT}" for name in self.names)
         self.settings = {"daemon": {"socket": self.dir / "%n.sock", "state_dir": self.dir / "state-%n", "log_level": "debug"},
                          "devices": {"devices": 4, "transport": "tcp", "chunk_bytes": 65536},
                          "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(10000 * SLOW)},

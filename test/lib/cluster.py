@@ -55,7 +55,7 @@ class Cluster:
         self.daemons, self.groups = {}, []
         sections = {"daemon": {"socket": self.folder / "%n.sock", "state_dir": self.folder / "state-%n", "log_level": "info"},
                     "devices": {"backend": "host", "transport": "tcp", "devices": 8},
-                    "cluster": {"nodes": " ".join(f"{n}={net.address(n)}:{PORT}" for n in net.nodes), "coordinator": "n0",
+                    "cluster": {"nodes": "\n  ".join(f"{n}={net.address(n)}:{PORT}" for n in net.nodes), "coordinator": "n0",
                                 "insecure_network": "yes"}}
         for section, keys in (settings or {}).items():
             sections.setdefault(section, {}).update(keys)

@@ -21,7 +21,7 @@ MPI = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "
        "--mca", "mpi_yield_when_idle", "1",  # more ranks than cores
        # A pipelined chain: what Open MPI chooses by itself for nine ranks sends everything eight times from one node.
        "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_bcast_algorithm", "3",
-       "--mca", "coll_tuned_bcast_algorithm_segmentsize", str(128 << 10)]
+       "--mca", "coll_tuned_bcast_algorithm_segmentsize", str(1 << 20)]
 
 
 class Failed(Exception):

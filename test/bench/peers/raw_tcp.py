@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 """Plain TCP of so many bytes over the links of a testnet: what the wire can do, for everything else to be held against.
 
-    measure(net, [("n0", "n1", bytes), …])   seconds from the first byte sent to the last received, all flows at once
+    measure(net, [("n0", "n1", bytes), …], streams)   seconds from the first byte sent to the last received, all flows at once
 
-Each flow is one connection between two processes, one on each node, straight into a buffer of the whole size. What came is
-compared with what was sent, after the clock has stopped.
+Each flow is so many connections, each between two processes, one on each node, straight into a buffer of the whole size. What
+came is compared with what was sent, after the clock has stopped.
 """
 import json
 import pathlib
@@ -75,7 +75,8 @@ def stop(p):
         p.wait()
 
 
-def measure(net, flows):
+def measure(net, flows, streams=1):
+    flows = [(a, b, n // streams + (i < n % streams)) for a, b, n in flows for i in range(streams)]
     flows = [f for f in flows if f[2] > 0]
     processes = []
     try:
