@@ -22,7 +22,7 @@
 
 #include "test/standin/standin.h"
 
-enum { MAX_RANKS = 16, RING_BYTES = 1 << 17, MAX_OPERATIONS = 4096, MAX_IN_GROUP = 16 };
+enum { MAX_RANKS = 16, RING_BYTES = 1 << 19, MAX_OPERATIONS = 4096, MAX_IN_GROUP = 16 };
 
 struct ring {
     _Alignas(64) _Atomic uint64_t written, taken;
