@@ -46,7 +46,7 @@ static struct model *model_new(struct service *s, const char *name)
 /* Only a refused attach or a poll ever named it: nothing is remembered of it. */
 static bool model_is_unused(const struct model *m)
 {
-    if (m->announced || !queue_empty(&m->polls) || !part_is_quiet(m->part))
+    if (m->announced || m->remembered != 0 || !queue_empty(&m->polls) || !part_is_quiet(m->part))
         return false;
     queue_foreach (q, &m->service->leases)
         if (container_of(q, struct lease, in)->model == m)

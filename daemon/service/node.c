@@ -59,6 +59,7 @@ static void on_committed(struct model *m, const struct node_order *o)
         return; /* who polls never sees an older one */
     m->committed.version = o->version;
     m->committed.wall_ns = o->wall_ns;
+    remember_committed(m);
     watch_committed(m);
 }
 

@@ -97,7 +97,7 @@ static void layout_store(struct layout_job *j)
         return;
     }
     j->entry = layout_entry_ref(entry);
-    if (entry->durable || j->service->ledger == NULL)
+    if (entry->durable || j->service->coordinator == NULL)
         layout_job_end(j, 0, "", true);
     else if ((r = layout_write(j)) != 0)
         layout_job_end(j, r, "no memory to write the layout", false);

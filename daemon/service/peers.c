@@ -86,9 +86,10 @@ static int commits_fill(struct peers *p, struct peer_member *ret)
         return RS_ENOMEM;
     queue_foreach (q, &s->models) {
         const struct model *m = container_of(q, struct model, in);
-        if (m->committed.version != 0)
-            p->commits[n++] =
-                (struct peer_commit){.model = m->name, .version = m->committed.version};
+        uint64_t newest =
+            m->committed.version > m->remembered ? m->committed.version : m->remembered;
+        if (newest != 0)
+            p->commits[n++] = (struct peer_commit){.model = m->name, .version = newest};
     }
     ret->commits = p->commits;
     ret->n_commits = n;

@@ -159,12 +159,13 @@ int service_new(uv_loop_t *loop, const struct config *config, struct service **r
     s->n_handles = 1;
     *ret = s;
     s->node = config->me;
-    if (config->me != config->coordinator_index)
-        return 0; /* what is to be remembered is the coordinator's */
-    int r = coordinator_new(s, &s->coordinator, e);
+    bool coordinator = config->me == config->coordinator_index;
+    int r = coordinator ? coordinator_new(s, &s->coordinator, e) : 0;
     if (r == 0)
         r = ledger_open(s, e);
-    return r != 0 ? r : restore(s, e);
+    if (r != 0)
+        return r;
+    return coordinator ? restore(s, e) : remember_load(s, e);
 }
 
 int service_start(struct service *s, struct err *e)

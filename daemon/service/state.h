@@ -49,7 +49,8 @@ struct service {
     bool introduced;        /* NODE_UP was said in this session */
     struct mailbox mailbox; /* from the ledger's writer */
     uv_async_t wake;
-    struct ledger *ledger; /* NULL: the coordinator's, on another node */
+    struct ledger *
+        ledger; /* of record on the coordinator; elsewhere of what is committed alone (remember.c) */
     struct memory_server *memory;
     struct data_plane_link *link;
     struct layouts layouts;
@@ -158,7 +159,9 @@ struct model {
     bool announced; /* the coordinator has told of it */
     struct {
         uint64_t version, wall_ns;
-    } committed;       /* the newest that the coordinator has told; version 0: none */
+    } committed; /* the newest that the coordinator has told; version 0: none */
+    uint64_t
+        remembered; /* the newest that an earlier start of this node was told: for JOIN, not for who polls */
     struct part *part; /* this node's part of the attempt in flight: part.h */
     /* of the newest attempt that was planned: what Publish fingerprints by */
     struct plan_entry *last_plan;
@@ -209,6 +212,13 @@ void publication_unref(struct publication *p); /* publish.c */
 
 /* Reports all live leases again, with what their memory is known to hold and what they have published. */
 void leases_tell(struct service *s);
+
+/* --- remember.c: on a node that is not the coordinator, what is committed, over restarts -------------- */
+
+/* Before the loop runs. RS_EDISK: the file makes no sense. */
+int remember_load(struct service *s, struct err *e);
+/* m->committed has grown. What can't be written is logged: the coordinator's ledger is the one that counts. */
+void remember_committed(struct model *m);
 
 /* --- watch.c ------------------------------------------------------------------------------------ */
 

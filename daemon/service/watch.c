@@ -120,12 +120,10 @@ static int poll_check(struct service *s, uint64_t client, const char *model, uin
                        worker);
     if (worker != 0 && l->client != client)
         return err_set(e, RS_EPERM, "worker %016" PRIx64 " belongs to another client", worker);
-    *ret = model_find(s, model);
-    if (*ret != NULL)
-        return 0;
-    if (s->session == 0 && knowledge_age_ns(s) == UINT64_MAX)
+    if (knowledge_age_ns(s) == UINT64_MAX)
         return err_set(e, RS_EUNAVAIL, "nothing was heard of the coordinator yet; try again");
-    return err_set(e, RS_ENOTFOUND, "no model '%s'", model);
+    *ret = model_find(s, model);
+    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", model);
 }
 
 int op_get_committed(struct service *s, uint64_t client, const char *model, uint64_t newer_than,
