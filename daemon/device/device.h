@@ -40,12 +40,15 @@ enum { DEVICE_POISON = 0xA5 };
 int device_host_open(uint32_t local, const struct device_host_options *options, struct device **ret,
                      struct err *e);
 
+/* Not tuned yet: enough loads in flight for the memory's latency, by arithmetic (64 bytes a thread). */
+enum { DEVICE_CUDA_BLOCKS = 4 };
+
 /* CUDA device only. */
 struct device_cuda_options {
     /* "GPU-<uuid>" or "MIG-<uuid>" in any case, or an index; NULL: the index `local` */
     const char *name;
     uint64_t seed;       /* tests: poison, as above; delays are the stand-in's. 0: none */
-    uint32_t max_blocks; /* of a kernel's grid; 0: two per multiprocessor */
+    uint32_t max_blocks; /* of a kernel's grid; 0: DEVICE_CUDA_BLOCKS per multiprocessor */
     struct fence *fence; /* as above, looked at when work is handed over */
 };
 
@@ -61,7 +64,8 @@ void device_close(struct device *d);
 const char *device_kind(const struct device *d); /* "host" */
 uint32_t device_local(const struct device *d);
 
-/* Memory of the device itself (staging ring, scratch), aligned to 4096. RS_EEXHAUSTED names the
+/* Memory of the device itself (staging ring, scratch), aligned to 4096, of a GPU to 256; the CPU can
+ * touch only a host device's. RS_EEXHAUSTED names the
  * bytes. */
 int device_alloc(struct device *d, size_t bytes, void **ret, struct err *e);
 void device_free(struct device *d, void *p, size_t bytes);

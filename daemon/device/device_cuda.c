@@ -1222,7 +1222,8 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
         return r;
     }
     c->options.name = NULL; /* the caller's */
-    c->max_blocks = c->options.max_blocks != 0 ? c->options.max_blocks : 2 * (uint32_t)processors;
+    c->max_blocks = c->options.max_blocks != 0 ? c->options.max_blocks
+                                               : DEVICE_CUDA_BLOCKS * (uint32_t)processors;
     (void)pthread_mutex_init(&c->mutex, NULL);
     *ret = &c->base;
     return 0;

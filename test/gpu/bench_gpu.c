@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/kernels_dtype.h"
 
@@ -27,7 +28,7 @@ struct bench {
     char *from, *to;
     uint64_t *sum;
     uint64_t bytes; /* of each buffer */
-    uint32_t max_blocks;
+    uint32_t max_blocks, processors;
     bool figures;
     double copy_gbytes_per_s;
     struct {
@@ -168,6 +169,12 @@ static void all_rows(struct bench *b)
                        (int)(2 * runs[i]));
         copy_row(b, name, boxes(b, runs[i], 2 * runs[i], BF16, BF16, false), true);
     }
+    for (uint32_t n = 1; n <= 16; n *= 2) { /* how many blocks it takes */
+        (void)snprintf(name, sizeof name, "pack, runs of 384 bytes, %u blocks per SM", n);
+        b->max_blocks = n * b->processors;
+        copy_row(b, name, boxes(b, 192, 384, BF16, BF16, false), false);
+    }
+    b->max_blocks = DEVICE_CUDA_BLOCKS * b->processors;
     struct kernel_copy read = boxes(b, 4096, 4096, BF16, BF16, false);
     read.n_targets = 0;
     copy_row(b, "fingerprint, rows of 8192 bytes", read, true);
@@ -205,7 +212,8 @@ int main(int argc, char **argv)
     must(cudaGetDeviceProperties(&p, 0), "asking for it");
     b.figures = strncmp(p.name, "stand-in", 8) != 0;
     b.bytes = b.figures ? (uint64_t)1 << 30 : (uint64_t)1 << 21;
-    b.max_blocks = 8 * (uint32_t)p.multiProcessorCount;
+    b.processors = (uint32_t)p.multiProcessorCount;
+    b.max_blocks = DEVICE_CUDA_BLOCKS * b.processors; /* what the data plane launches */
     must(cudaStreamCreateWithPriority(&b.stream, cudaStreamNonBlocking, 0), "a stream");
     must(cudaEventCreateWithFlags(&b.begin, 0), "an event");
     must(cudaEventCreateWithFlags(&b.end, 0), "an event");
