@@ -138,6 +138,8 @@ bool attempt_sources_ready(const struct refit *r, const struct refit_version *v)
 void attempt_take_part(struct refit *r, struct refit_worker *w);
 /* True while workers and nodes have been chosen: from PLAN on. */
 bool attempt_chosen(const struct refit *r);
+/* While ACCEPTING: commits as soon as the policy holds; aborts as soon as it can't hold any more. */
+void attempt_judge(struct step *s);
 /* While ACCEPTING: an instance whose workers have all accepted has; one rejection rejects it. */
 void attempt_settled(struct step *s, struct refit_layout *l, uint32_t instance, const char *why);
 /* Tells the sources that have published this version that they may write again; once per

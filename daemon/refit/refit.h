@@ -29,10 +29,10 @@
  * a SUBMIT that says `rehearsal`.
  *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
- * supersede, abort), attempt.c (from gathering to COMMITTED or ABORTED), feed.c (who feeds whom where the trainer
- * can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost, drained), workers.c (attach, publish,
- * ready, verdict, apply), words.c (fitness, what is missing, states), restore.c. Thread: one (the
- * loop). */
+ * supersede, abort), attempt.c (from gathering to STAGED), commit.c and abort.c (its ends), feed.c
+ * (who feeds whom where the trainer can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost,
+ * drained), workers.c (attach, publish, ready, verdict, apply), words.c (fitness, what is missing,
+ * states), restore.c; and member.h, member.c (a node's part). Thread: one (the loop). */
 #ifndef RS_REFIT_REFIT_H
 #define RS_REFIT_REFIT_H
 
