@@ -8,12 +8,14 @@ destination's memory here."""
 import unittest
 import unittest.mock
 
+import nodes as cluster
 from rig import *
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "lib"))
 from fingerprint import fingerprint  # noqa: E402
 
-BLAME = re.compile(r"tensor '([^']+)', box \[([^]]*)\], layout '([^']+)' rank (\d+)")
+# By one node about its own memory, and by the coordinator about what nodes have told.
+BLAME = re.compile(r"tensor '([^']+)'(?:, box)? \[([^]]*)\][,:] layout '([^']+)' rank (\d+)")
 
 
 def source(dtype="int32"):
@@ -461,6 +463,106 @@ class Declarations(Case):
                 f.sources[0].memory[0] ^= 1
                 self.refit(f, 1, verify=mode)
                 self.aborted(f, 1, "tensor 'rows'")
+
+
+class AcrossNodes(Case):
+    """Sources, receivers, and the data planes that do harm are on different nodes."""
+
+    def nodes(self, n, damage=None, **settings):
+        """damage: (node, RESHARD_DAMAGE)."""
+        nodes = cluster.Nodes(n, devices__domains="", **settings)
+        start = nodes.start
+
+        def start_one_damaged(names=None):
+            with unittest.mock.patch.dict(os.environ, RESHARD_DAMAGE=damage[1]):
+                nodes[damage[0]].start(wait=None)
+            rest = [x for x in nodes.names if x != damage[0]]
+            for x in rest:
+                nodes[x].start(wait=None)
+            nodes.wait_joined(nodes.names)
+            return nodes
+
+        if damage is not None:
+            nodes.start = start_one_damaged
+        cluster.of_case(self, nodes)
+        nodes.start = start
+        return nodes
+
+    def fleet(self, nodes, places=("n1:0", "n1:1", "n2:0", "n2:1"), sources=("n0:0", "n0:1", "n0:2", "n1:2"), **more):
+        return cluster.Fleet(nodes, source(), destination(), list(sources), list(places), **more)
+
+    def test_a_copy_that_was_not_made_at_either_end_is_blamed_on_its_box(self):
+        # At the sender something else goes out than was read; at the receiver it does not arrive in its memory.
+        for node, n in (("n0", 2), ("n2", 2)):
+            with self.subTest(node):
+                nodes = self.nodes(3, (node, f"lost-copy:{n}"))
+                f = self.fleet(nodes)
+                f.publish(1)
+                f.submit(1)
+                s = self.aborted(f, 1)
+                name, box, layout, rank = blamed(s.reason)
+                self.assertEqual(layout, "rollout")
+                w = f.destinations[rank]
+                self.assertNotEqual(part(w, name, box, w.shadow), values(name, w.layout.tensors[name]["shape"], box, 4, 1))
+                for x in nodes.names:
+                    with self.assertRaises(grpc.RpcError):
+                        nodes[x].refit().GetCommitted(pb.GetCommittedRequest(model="m"), timeout=WAIT_S)
+                self.again(f, 1)
+
+    def test_a_wrong_cast_of_one_node_is_caught(self):
+        for node, n in (("n0", 1), ("n0", 6), ("n1", 1)):
+            with self.subTest(f"{node} {n}"):
+                nodes = self.nodes(3, (node, f"wrong-cast:{n}"))
+                f = cluster.Fleet(nodes, source("float32"), destination("bfloat16", cast=True), ["n0:0", "n0:1", "n1:2", "n1:3"],
+                                  ["n1:0", "n1:1", "n2:0", "n2:1"])
+                for w in f.sources:
+                    w.write(1)
+                    w.publish(1)
+                f.submit(1)
+                s = self.aborted(f, 1)
+                self.assertIn(blamed(s.reason)[0], ("rows", "columns"))
+
+    def test_source_replicas_of_two_nodes_that_disagree_are_named(self):
+        nodes = self.nodes(3)
+        f = self.fleet(nodes)
+        for w in f.sources:
+            w.write(1)
+        w = f.sources[3]  # on n1, the others are on n0
+        w.memory[w.place["norm"][0][0] + 8] ^= 4
+        for x in f.sources:
+            x.publish(1)
+        f.submit(1)
+        self.aborted(f, 1, "'norm'", "0 and 3")
+        self.assertEqual({b for w in f.destinations for b in set(w.memory[:])}, {POISON})
+
+    def test_a_source_on_another_node_written_after_its_publication_is_named(self):
+        nodes = self.nodes(3)
+        f = self.fleet(nodes)
+        f.publish(1)
+        w = f.sources[3]
+        w.memory[w.place["columns"][0][0] + 5] ^= 0x20
+        f.submit(1)
+        self.aborted(f, 1, "tensor 'columns'", "layout 'train' rank 3")
+
+    def test_expected_fingerprints_of_parts_on_two_nodes(self):
+        nodes = self.nodes(3)
+        f = self.fleet(nodes)
+        for version, wrong in ((1, False), (2, True)):
+            for w in f.sources:
+                w.write(version)
+            if wrong:
+                w = f.sources[3]
+                at, (_, size) = w.place["rows"][0]
+                row = size[1] * 4
+                w.memory[at:at + 2 * row] = w.memory[at + row:at + 2 * row] + w.memory[at:at + row]
+            for w in f.sources:
+                w.publish(version, expected=expected(w.layout, version) if w.rank == 3 else [])
+            f.submit(version)
+            if wrong:
+                self.aborted(f, version, "tensor 'rows'", "rank 3 expects")
+            else:
+                self.assertEqual(f.final(version).phase, pb.PHASE_COMMITTED)
+                f.check(version)
 
 
 class Modes(Case):
