@@ -90,10 +90,10 @@ class Process:
                             receive[self.kind], attach=False)
             self.w.id = 0
             return
-        self.w.client = client
         self.w.segment = client.ask([self.w.fd], type=SEGMENT, bytes=len(self.w.memory))
         client.put_layout(self.w.layout)
         self.w.id = 0
+        self.w.client = client  # only now is it one to go on with
 
     def same_client(self):
         """The daemon still holds the other end of the memory socket."""
@@ -126,7 +126,8 @@ class Process:
         """What the daemon says this memory holds must be there."""
         if a.applied:
             self.say(said="attached applied", version=a.applied, wrong=self.w.wrong(a.applied))
-        if a.held and self.kind == "staged":
+        # A shadow that has been applied is free: the next version may be on its way into it already.
+        if a.held and a.held != a.applied and self.kind == "staged":
             self.say(said="attached held", version=a.held, wrong=self.w.wrong(a.held, self.w.shadow))
         self.live = a.applied
         if self.kind == "staged":
