@@ -44,7 +44,7 @@ the daemon itself
   a crash at each step                    scripts/faults (make faults), I test_crash, S
   the same version, other content         I test_cases: the_same_submit_at_the_same_instant, the_same_content_again…
   order of versions                       I test_refusals: versions_out_of_order (first number is 1; there is no rollback)
-  clocks that jump                        here: Clocks
+  clocks that jump                        here: Clocks, Reboots
   pids used again                         here: a_lock_file_with_a_living_pid…; U rpc_listen: a_locked_path…
   the socket's file                       U rpc_listen; I test_daemon: left_over_sockets…
   a late end of an old connection         I test_faults: late_end_of_an_old_stream…
@@ -1218,6 +1218,64 @@ class Clocks(Case):
             again.submit(4)
         again.refit(6)
         self.assertEqual(committed(d), 6)
+
+
+class OtherTime(Daemon):
+    """Started with a monotonic clock that is ahead by so many seconds, as of a machine that has run longer."""
+
+    ahead_s = 0
+
+    def argv(self):
+        ahead = ["unshare", "-T", "--monotonic", str(self.ahead_s), "--boottime", str(self.ahead_s)] if self.ahead_s else []
+        return ahead + list(super().argv())
+
+
+class Reboots(Case):
+    def test_a_monotonic_clock_that_begins_anew_ends_nothing_early_and_nothing_late(self):
+        # The machine had run for 11 days more, then it was booted: what was stored says nothing about the new clock.
+        probe = subprocess.run(["unshare", "-T", "--monotonic", "1000000", "--boottime", "1000000", "/usr/bin/python3", "-c",
+                                "import time; print(time.monotonic())"], capture_output=True, text=True)
+        if probe.returncode != 0 or float(probe.stdout) - time.monotonic() < 900000:
+            self.skipTest(f"no time namespaces here: {probe.stderr.strip()}")
+        d = OtherTime()
+        d.ahead_s = 1000000
+        self.enter(d.start())
+        f = small(d, automatic=True)
+        f.refit(1)
+        apply_all(f, 1)
+        f.submit(2)
+        f.trainer.stub.Mark(pb.MarkRequest(model="m", version=1, name="generation_begin"), timeout=WAIT_S)
+        with contextlib.closing(sqlite3.connect(f"file:{ledger_of(d)}?mode=ro", uri=True)) as db:
+            end = time.monotonic() + WAIT_S
+            while db.execute("SELECT count(*) FROM marks WHERE name = 'generation_begin'").fetchone() == (0,):
+                self.assertLess(time.monotonic(), end)  # marks are written when there is time
+        d.kill()
+        d.ahead_s = 0
+        d.start()
+        self.assertEqual(committed(d), 1)
+        admin = Client(d).admin
+        v = {x.version: x for x in admin.Versions(pb.VersionsRequest(model="m"), timeout=WAIT_S).versions}
+        self.assertEqual(v[2].phase, pb.PHASE_ABORTED)
+        for x in v.values():
+            self.assertLess(x.total_ns, 60e9)
+            self.assertLess(x.wire_ns + x.stall_ns, 60e9)
+        m = d.status("m").models[0]
+        self.assertLess(m.committed_age_ns, 600e9)
+        again = small(d)
+        again.submit(3, prepare_timeout_ms=500)
+        begin = time.monotonic()
+        self.ends_aborted(again, 3, "train/rank 0")
+        self.assertLess(time.monotonic() - begin, 3 * SLOW)
+        again.refit(4)
+        apply_all(again, 4)
+        self.serves(again, 4)
+        timelines = admin.Timeline(pb.TimelineRequest(model="m", last=10), timeout=WAIT_S).versions
+        self.assertEqual(sorted(t.record.version for t in timelines), [1, 2, 3, 4])
+        for t in timelines:
+            times = [x.at_ns for x in t.marks]
+            self.assertEqual(times, sorted(times), t.record.version)
+            self.assertLess(max(times, default=0), 600 * 10 ** 9, t.record.version)
+            self.assertTrue(times or t.record.version == 2)  # whose marks may be lost with the crash
 
 
 class Durable(Case):
