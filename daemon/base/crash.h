@@ -29,7 +29,7 @@
 
 /* Name in the code, name outside, where it is. */
 #define DAMAGE_POINTS(X)                                                                           \
-    X(FLIPPED_BIT, "flipped-bit", "memory transport: a bit of a chunk that has landed")            \
+    X(FLIPPED_BIT, "flipped-bit", "memory and TCP transport: a bit of what has just landed")       \
     X(LOST_CHUNK, "lost-chunk", "memory transport: a chunk counts as landed and is not written")   \
     X(WRONG_ADDRESS, "wrong-address", "memory transport: the halves of a chunk change places")     \
     X(LOST_COPY, "lost-copy", "host device: a copy reads and does not write")                      \

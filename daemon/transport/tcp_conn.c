@@ -409,6 +409,7 @@ static void landed(struct tcp_conn *c)
     c->in.message = NULL;
     if (m == NULL)
         return;
+    transport_damage(m->from, c->in.frame.offset, c->in.frame.length);
     atomic_fetch_add(&c->link->port->received_bytes[m->network], c->in.frame.length);
     m->moved += c->in.frame.length;
     tcp_link_settle(c->link, m);

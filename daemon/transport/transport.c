@@ -2,6 +2,8 @@
 
 #include <sys/uio.h>
 
+#include "base/crash.h"
+
 #include "base/banned.h"
 
 int transport_begin(struct transport *t, uint64_t attempt, struct err *e)
@@ -31,6 +33,15 @@ uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint
         offset = 0;
     }
     return n;
+}
+
+void transport_damage(const struct transport_message *m, uint64_t offset, uint64_t length)
+{
+    struct iovec v;
+    if (!damage_due(DAMAGE_FLIPPED_BIT))
+        return;
+    rs_assert(transport_runs(m, offset + length / 2, 1, &v, 1) == 1);
+    *(uint8_t *)v.iov_base ^= 0x10;
 }
 
 int transport_connect(struct transport *t, struct transport_connect *c)

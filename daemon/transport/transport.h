@@ -170,6 +170,9 @@ void transport_close(struct transport *t); /* must be quiesced */
 struct iovec;
 uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint64_t length,
                         struct iovec *ret_runs, uint32_t most);
+/* Where tests have it so (base/crash.h), flips a bit in the middle of [offset, offset + length), which
+ * has just been received. */
+void transport_damage(const struct transport_message *m, uint64_t offset, uint64_t length);
 
 struct transport_ops {
     const char *kind;

@@ -211,13 +211,6 @@ static void copy_range(const struct transport_message *to, uint64_t to_at,
     }
 }
 
-static void flip_bit(const struct transport_message *to, uint64_t at)
-{
-    struct iovec v;
-    rs_assert(transport_runs(to, at, 1, &v, 1) == 1);
-    *(uint8_t *)v.iov_base ^= 0x10;
-}
-
 /* Where tests have it so, wrong (base/crash.h). */
 static void copy_chunk(const struct transport_message *to, const struct transport_message *from,
                        uint64_t at, uint64_t bytes)
@@ -231,8 +224,7 @@ static void copy_chunk(const struct transport_message *to, const struct transpor
         return;
     }
     copy_range(to, at, from, at, bytes);
-    if (damage_due(DAMAGE_FLIPPED_BIT))
-        flip_bit(to, at + half);
+    transport_damage(to, at, bytes);
 }
 
 /* Copies the reserved chunk, the mutex let go meanwhile. */

@@ -493,9 +493,15 @@ class AcrossNodes(Case):
 
     def test_a_copy_that_was_not_made_at_either_end_is_blamed_on_its_box(self):
         # At the sender something else goes out than was read; at the receiver it does not arrive in its memory.
-        for node, n in (("n0", 2), ("n2", 2)):
-            with self.subTest(node):
-                nodes = self.nodes(3, (node, f"lost-copy:{n}"))
+        self.caught((("n0", "lost-copy:2"), ("n2", "lost-copy:2")))
+
+    def test_a_bit_that_flips_between_two_nodes_is_blamed_on_its_box(self):
+        self.caught((("n1", "flipped-bit:1"), ("n2", "flipped-bit:3")))
+
+    def caught(self, damages):
+        for damage in damages:
+            with self.subTest(damage):
+                nodes = self.nodes(3, damage)
                 f = self.fleet(nodes)
                 f.publish(1)
                 f.submit(1)
@@ -505,7 +511,7 @@ class AcrossNodes(Case):
                 w = f.destinations[rank]
                 self.assertNotEqual(part(w, name, box, w.shadow), values(name, w.layout.tensors[name]["shape"], box, 4, 1))
                 for x in nodes.names:
-                    with self.assertRaises(grpc.RpcError):
+                    with refused(self, grpc.StatusCode.NOT_FOUND):
                         nodes[x].refit().GetCommitted(pb.GetCommittedRequest(model="m"), timeout=WAIT_S)
                 self.again(f, 1)
 
