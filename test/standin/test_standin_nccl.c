@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "device/device_cuda.h"
 #include "test/standin/standin.h"
 #include "transport/transport_nccl.h"
@@ -574,6 +575,40 @@ START_TEST(every_nccl_call_that_fails_is_told_and_nothing_hangs)
 }
 END_TEST
 
+START_TEST(open_begin_and_connect_without_memory_fail_and_leave_nothing_behind)
+{
+    struct device *devices[2];
+    static const bool takes_part[2] = {true, true};
+    struct err e = {0};
+    for (uint32_t i = 0; i < 2; i++)
+        ck_assert_int_eq(device_cuda_open(i, NULL, &devices[i], &e), 0);
+    for (long i = 1;; i++) {
+        struct transport_nccl_node *node = NULL;
+        struct transport *t = NULL;
+        struct done d;
+        struct transport_connect c = {.on_done = connect_done, .arg = &d};
+        done_init(&d);
+        mem_fail_at(i);
+        int r = transport_nccl_node_open(&node, &e);
+        r = r != 0 ? r : transport_nccl_open(node, devices, takes_part, 2, 1, NULL, NULL, &t, &e);
+        r = r != 0 ? r : transport_begin(t, 1, &e);
+        r = r != 0 ? r : transport_connect(t, &c);
+        bool struck = mem_failed() != 0;
+        mem_fail_at(0);
+        ck_assert_int_eq(r, struck ? RS_ENOMEM : 0);
+        if (r == 0)
+            ck_assert_int_eq(status_of(&d), 0);
+        transport_close(t);
+        transport_nccl_node_close(node);
+        if (!struck)
+            break;
+        ck_assert_int_lt(i, 100);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        device_close(devices[i]);
+}
+END_TEST
+
 /* C14 */
 START_TEST(fifty_communicators_come_and_go)
 {
@@ -614,5 +649,6 @@ END_TEST
     X(one_gpu_in_two_ranks_is_refused_before_nccl_is_asked)                                        \
     X(an_nccl_that_is_too_old_is_refused_with_its_version)                                         \
     X(every_nccl_call_that_fails_is_told_and_nothing_hangs)                                        \
+    X(open_begin_and_connect_without_memory_fail_and_leave_nothing_behind)                         \
     X(fifty_communicators_come_and_go)
 #include "test/lib/main.h"
