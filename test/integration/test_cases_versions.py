@@ -558,7 +558,7 @@ class Memory(Case):
         maps = lambda: pathlib.Path(f"/proc/{d.data_plane_pid()}/maps").read_text().count("memfd:test")
         fds = lambda: [len(os.listdir(f"/proc/{pid}/fd")) for pid in (d.process.pid, d.data_plane_pid())]
         rss = lambda: int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path(f"/proc/{d.data_plane_pid()}/status").read_text())[1])
-        for version in range(1, 41):
+        for version in range(1, 26):
             client = Client(d)
             s = Worker(client, "m", pb.SIDE_SOURCE, whole("train", t), 0, 0)
             w = Worker(client, "m", pb.SIDE_DESTINATION, whole("rollout", t), 0, 4, pb.RECEIVE_IN_PLACE, True)
@@ -856,7 +856,7 @@ class Ledgers(Case):
                 f = small(d, automatic=True)
                 f.refit(1)
                 apply_all(f, 1)
-                d.stop()
+                d.kill()
                 with unittest.mock.patch.dict(os.environ, RESHARD_CRASH=point):
                     d.start()
                 client = Client(d)

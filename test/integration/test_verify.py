@@ -528,6 +528,31 @@ class AcrossNodes(Case):
                 s = self.aborted(f, 1)
                 self.assertIn(blamed(s.reason)[0], ("rows", "columns"))
 
+    def test_sampled_finds_a_node_on_which_nothing_lands(self):
+        nodes = self.nodes(3, ("n2", "lost-copy:1:1000000"), refit__least_piece_bytes=1 << 20)
+        t = lambda m, p: [tensor(f"t{i:02}", [16, 16], "int32", m, p) for i in range(64)]
+        f = cluster.Fleet(nodes, Layout("train", 2, [mesh("tp", [2])], t("tp", [0])),
+                          Layout("rollout", 2, [mesh("tp", [2])], t("tp", [1])), ["n0:0", "n1:0"], ["n1:1", "n2:0"])
+        f.publish(1)
+        f.submit(1, verify=pb.VERIFY_SAMPLED)
+        s = self.aborted(f, 1)
+        self.assertEqual(blamed(s.reason)[2:], ("rollout", 1))
+
+    def test_an_apply_that_fails_on_a_member_is_told_there_and_at_the_coordinator(self):
+        nodes = self.nodes(2, ("n1", "lost-copy:1"), refit__least_piece_bytes=1 << 20)
+        big = lambda name: Layout(name, 1, [mesh("m", [1])], [tensor("w", [4, 65536], "uint8", "m", [None])])
+        f = cluster.Fleet(nodes, big("train"), big("rollout"), ["n0:0"], ["n1:0"])
+        f.refit(1)
+        w = f.destinations[0]
+        self.assertEqual(w.wrong(1, w.shadow), [])
+        with refused(self, grpc.StatusCode.DATA_LOSS, "'w'", "rank 0"):
+            w.apply(1)
+        states = {x.side: x.state for x in nodes.head.status("m").models[0].workers}
+        self.assertEqual(states[pb.SIDE_DESTINATION], pb.WORKER_TORN)
+        w.apply(1)
+        f.refit(2)
+        f.check(2)
+
     def test_source_replicas_of_two_nodes_that_disagree_are_named(self):
         nodes = self.nodes(3)
         f = self.fleet(nodes)
