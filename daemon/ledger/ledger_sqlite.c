@@ -97,8 +97,10 @@ static int translate(int rc)
 
 static int fail(struct err *e, const char *path, sqlite3 *db, int rc, const char *doing)
 {
-    return err_set(e, translate(rc), "ledger %s: %s: %s", path, doing,
-                   db == NULL ? sqlite3_errstr(rc) : sqlite3_errmsg(db));
+    bool damaged = (rc & 0xFF) == SQLITE_CORRUPT;
+    return err_set(e, translate(rc), "ledger %s: %s: %s%s", path, doing,
+                   db == NULL ? sqlite3_errstr(rc) : sqlite3_errmsg(db),
+                   damaged ? ": put a good copy in its place, or move it away to start anew" : "");
 }
 
 /* --- rows --- */
