@@ -19,6 +19,9 @@
     X(SUBMIT_RECORDED, "submit-recorded", "control", "submit recorded, not yet durable")           \
     X(SUBMIT_DURABLE, "submit-durable", "control", "submit durable, not yet answered")             \
     X(PREPARE_SENT, "prepare-sent", "control", "PREPARE sent to the data plane")                   \
+    X(STAGED_TOLD, "staged-told", "control", "a node's STAGED is on its way to the coordinator")   \
+    X(VERDICT_PASSED, "verdict-passed", "control", "a worker's verdict is on its way there")       \
+    X(COMMIT_HEARD, "commit-heard", "control", "a node hears of a commit, nobody there yet")       \
     X(COMMIT_DECIDED, "commit-decided", "control", "commit decided, not yet recorded")             \
     X(COMMIT_RECORDED, "commit-recorded", "control", "commit recorded, perhaps durable")           \
     X(COMMIT_DURABLE, "commit-durable", "control", "commit durable, nobody told")                  \

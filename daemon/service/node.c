@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/coordinator.h"
@@ -57,6 +58,8 @@ static void on_committed(struct model *m, const struct node_order *o)
     m->announced = true;
     if (o->version < m->committed.version)
         return; /* who polls never sees an older one */
+    if (m->committed.version != 0 && o->version > m->committed.version)
+        crash_point(CRASH_COMMIT_HEARD);
     m->committed.version = o->version;
     m->committed.wall_ns = o->wall_ns;
     remember_committed(m);

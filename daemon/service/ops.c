@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/mem.h"
 #include "service/coordinator.h"
 #include "service/lease.h"
@@ -198,7 +199,10 @@ int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t vers
     report.event.verdict.accept = accept;
     report.event.verdict.reason = reason;
     l->waits_for = version;
-    return node_ask(s, &report, w, e);
+    r = node_ask(s, &report, w, e);
+    if (r == 0)
+        crash_point(CRASH_VERDICT_PASSED);
+    return r;
 }
 
 int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t version, bool skip,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/blame.h"
@@ -80,6 +81,8 @@ static void report(struct part *p, const struct member_action *a)
         cells_tell(p, a->attempt);
     }
     tell(p, &r);
+    if (a->report == MEMBER_REPORT_STAGED)
+        crash_point(CRASH_STAGED_TOLD);
 }
 
 /* --- actions ------------------------------------------------------------------------------------ */
