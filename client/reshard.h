@@ -298,7 +298,9 @@ struct reshard_expected {
 };
 
 /* "My memory holds `version` and I will not write it until it is released." Returns when the daemon
- * has fingerprinted the memory, so the time grows with its size. expected may be NULL. */
+ * has fingerprinted the memory, so the time grows with its size. expected may be NULL;
+ * else it is checked before a byte moves, whatever the refit's verify says, and a second call for
+ * the version may only repeat it (RESHARD_EEXIST). RESHARD_EPRECOND: the daemon takes none. */
 RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
                                 const struct reshard_expected *expected, size_t n_expected,
                                 uint32_t timeout_ms, struct reshard_error *e);
