@@ -1,4 +1,4 @@
-/* reshardctl abort, evict: what an operator ends by hand. */
+/* reshardctl abort, evict, drain: what an operator ends by hand. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +15,15 @@ static const char *const abort_usage =
 static const char *const evict_usage =
     "usage: reshardctl evict WORKER [--reason TEXT]\n"
     "Ends a worker's lease, as if its process had ended. WORKER: the id that status shows.\n";
+static const char *const drain_usage =
+    "usage: reshardctl drain [NODE] [--undo]\n"
+    "Takes a node out of use (without NODE: the one whose daemon is asked): attaches there are "
+    "refused, its workers leave\n"
+    "as soon as no attempt uses them. Returns when none is left; --timeout ends the wait, not the "
+    "drain.\n"
+    "Refits go on with a policy that does without the instances that were there, or when they have "
+    "attached elsewhere.\n"
+    "  --undo                in use again\n";
 
 int cmd_abort(int argc, char **argv)
 {
@@ -65,6 +74,34 @@ int cmd_evict(int argc, char **argv)
         } else {
             json_decref(reply);
             (void)printf("worker %s evicted\n", c.args[0]);
+            c.exit = cmd_flush(c.command, CMD_OK);
+        }
+    }
+    ctl_end(&c);
+    return c.exit;
+}
+
+int cmd_drain(int argc, char **argv)
+{
+    struct ctl c;
+    bool undo = false;
+    const struct ctl_option own[] = {{"undo", NULL, &undo}};
+    if (!ctl_begin(&c, "drain", drain_usage, own, 1, 0, 1, argc, argv))
+        return c.exit;
+    json_t *reply;
+    if (ctl_ask(&c, CTL_DRAIN,
+                json_pack("{sssb}", "node", c.n_args > 0 ? c.args[0] : "", "undrain", (int)undo),
+                &reply)) {
+        if (c.json) {
+            c.exit = ctl_print_json(&c, reply);
+        } else {
+            if (undo)
+                (void)printf("node %s in use again\n", jstr(reply, "node"));
+            else
+                (void)printf("node %s drained: %llu worker%s left\n", jstr(reply, "node"),
+                             (unsigned long long)jnum(reply, "left"),
+                             jnum(reply, "left") == 1 ? " has" : "s have");
+            json_decref(reply);
             c.exit = cmd_flush(c.command, CMD_OK);
         }
     }

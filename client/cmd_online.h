@@ -10,6 +10,7 @@ int cmd_watch(int argc, char **argv);
 int cmd_submit(int argc, char **argv);
 int cmd_abort(int argc, char **argv);
 int cmd_evict(int argc, char **argv);
+int cmd_drain(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
 int cmd_doctor(int argc, char **argv); /* a daemon is welcome, not needed */
 

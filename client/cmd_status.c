@@ -29,6 +29,17 @@ static size_t n_domains(const json_t *domain_of_device)
     return (size_t)(most + 1);
 }
 
+/* Nothing where nobody was. */
+static void print_strangers(const json_t *x)
+{
+    uint64_t connections = jnum(x, "connections"), peers = jnum(x, "peers"), data = jnum(x, "data");
+    if (connections + peers + data > 0)
+        (void)printf("strangers refused: %llu connection%s, %llu as daemon%s, %llu at the data "
+                     "port\n",
+                     (unsigned long long)connections, connections == 1 ? "" : "s",
+                     (unsigned long long)peers, peers == 1 ? "" : "s", (unsigned long long)data);
+}
+
 static void print_daemon(const json_t *s)
 {
     (void)printf("node %s: reshardd %s, up %s, incarnation %s, %llu client%s (with this one)\n",
@@ -40,6 +51,7 @@ static void print_daemon(const json_t *s)
                  n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
                  (unsigned long long)jnum(s, "data_plane_restarts"),
                  jnum(s, "data_plane_restarts") == 1 ? "" : "s");
+    print_strangers(json_object_get(s, "strangers"));
 }
 
 /* "3", or "-" for none. */
@@ -74,7 +86,8 @@ static void node_row(struct cmd_table *t, const json_t *n)
     char cell[4 * REASON_CHARACTERS + 4];
     bool coordinator = json_is_true(json_object_get(n, "coordinator"));
     cmd_table_cell(t, "%s%s", jstr(n, "name"), coordinator ? " *" : "");
-    cmd_table_cell(t, "%s", jstr(n, "state"));
+    cmd_table_cell(t, "%s%s", jstr(n, "state"),
+                   json_is_true(json_object_get(n, "draining")) ? ", drained" : "");
     cmd_table_cell(t, "%s", ctl_word(jstr(n, "address")));
     number_cell(t, jnum(n, "devices"));
     domains_cell(t, json_object_get(n, "domains"));
@@ -84,24 +97,26 @@ static void node_row(struct cmd_table *t, const json_t *n)
     cmd_table_cell(t, "%s", jnum(n, "heard_age_ns") == 0 ? "-" : ctl_ns(jnum(n, "heard_age_ns")));
     number_cell(t, jnum(n, "joins"));
     number_cell(t, jnum(n, "refused"));
-    cmd_table_cell(t, "%s",
-                   cmd_cut_text(ctl_word(jstr(n, "why")), REASON_CHARACTERS, cell, sizeof cell));
+    const json_t *x = json_object_get(n, "strangers");
+    number_cell(t, jnum(x, "connections") + jnum(x, "peers") + jnum(x, "data"));
+    const char *why = jstr(n, "why")[0] != '\0' ? jstr(n, "why") : jstr(n, "lacks");
+    cmd_table_cell(t, "%s", cmd_cut_text(ctl_word(why), REASON_CHARACTERS, cell, sizeof cell));
 }
 
-/* Of a cluster; `*` is the coordinator, which is what this is seen by. */
+/* Of a cluster; `*` is the coordinator, which sees it so, whichever node was asked. */
 static int print_nodes(const json_t *s)
 {
     const json_t *nodes = json_object_get(s, "nodes");
     if (jstr(s, "session")[0] != '\0')
-        (void)printf("coordinator: %s; what follows is what this node knows by itself\n",
-                     jstr(s, "session"));
+        (void)printf("coordinator: %s; what follows is what %s\n", jstr(s, "session"),
+                     json_array_size(nodes) > 0 ? "it has" : "this node knows by itself");
     if (json_array_size(nodes) < 2)
         return 0;
     struct cmd_table t;
-    cmd_table_init(&t, "lllrllrrrrl");
-    static const char *const heads[] = {"NODE",    "STATE",      "ADDRESS", "DEVICES",
-                                        "DOMAINS", "DATA PLANE", "LOST",    "HEARD",
-                                        "JOINS",   "REFUSED",    "WHY"};
+    cmd_table_init(&t, "lllrllrrrrrl");
+    static const char *const heads[] = {"NODE",    "STATE",      "ADDRESS",   "DEVICES",
+                                        "DOMAINS", "DATA PLANE", "LOST",      "HEARD",
+                                        "JOINS",   "REFUSED",    "STRANGERS", "WHY"};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         cmd_table_cell(&t, "%s", heads[i]);
     size_t i;
@@ -117,6 +132,31 @@ static void print_committed(const json_t *m)
     else
         (void)printf("  committed    version %llu, %s ago\n",
                      (unsigned long long)jnum(m, "committed"), ctl_ns(jnum(m, "committed_age_ns")));
+    if (jnum(m, "known_committed") != 0)
+        (void)printf("  ledger       is behind: a node knows version %llu as committed; was an old "
+                     "file restored?\n",
+                     (unsigned long long)jnum(m, "known_committed"));
+}
+
+/* What commits nothing. */
+static void print_sides(const json_t *m)
+{
+    const json_t *c = json_object_get(m, "catch_ups"), *r = json_object_get(m, "rehearsed");
+    char reason[4 * REASON_CHARACTERS + 4];
+    if (jnum(c, "instances") > 0 || jnum(json_object_get(c, "bytes"), "landed") > 0) {
+        (void)printf("  caught up    %llu instance%s in %llu attempt%s; ",
+                     (unsigned long long)jnum(c, "instances"), jnum(c, "instances") == 1 ? "" : "s",
+                     (unsigned long long)jnum(c, "attempts"), jnum(c, "attempts") == 1 ? "" : "s");
+        cmd_print_bytes(json_object_get(c, "bytes"));
+        (void)printf("\n");
+    }
+    if (r == NULL)
+        return;
+    (void)printf("  rehearsal    as version %llu: %s, %s; ", (unsigned long long)jnum(r, "version"),
+                 jstr(r, "phase"),
+                 cmd_cut_text(jstr(r, "reason"), REASON_CHARACTERS, reason, sizeof reason));
+    cmd_print_bytes(json_object_get(r, "bytes"));
+    (void)printf("\n");
 }
 
 static void print_waiting(const json_t *state)
@@ -334,6 +374,7 @@ static int print_model(const json_t *m, bool with_node)
     print_queue(m);
     print_layouts(m);
     print_last(m);
+    print_sides(m);
     int r = print_instances(m);
     return r != 0 ? r : print_workers(m, with_node);
 }

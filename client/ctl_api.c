@@ -35,6 +35,8 @@ static const struct method *method_of(enum ctl_call call)
                        &reshard__v1__abort_reply__descriptor},
         [CTL_EVICT] = {"/reshard.v1.Admin/Evict", &reshard__v1__evict_request__descriptor,
                        &reshard__v1__evict_reply__descriptor},
+        [CTL_DRAIN] = {"/reshard.v1.Admin/Drain", &reshard__v1__drain_request__descriptor,
+                       &reshard__v1__drain_reply__descriptor},
     };
     return &methods[call];
 }
@@ -216,6 +218,8 @@ static int set_field(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, con
         *(uint64_t *)(void *)at = (uint64_t)json_integer_value(v);
     else if (f->type == PROTOBUF_C_TYPE_UINT32 && json_is_integer(v))
         *(uint32_t *)(void *)at = (uint32_t)json_integer_value(v);
+    else if (f->type == PROTOBUF_C_TYPE_BOOL && json_is_boolean(v))
+        *(protobuf_c_boolean *)(void *)at = json_is_true(v);
     else
         return err_set(e, RS_EINTERNAL, "request: field '%s' has another type", f->name);
     return 0;

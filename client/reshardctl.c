@@ -19,6 +19,7 @@ static const struct command {
     {"submit", cmd_submit, "ask for a refit of a version"},
     {"abort", cmd_abort, "end what is in flight"},
     {"evict", cmd_evict, "end a worker's lease"},
+    {"drain", cmd_drain, "take a node out of use, or back in"},
     {"timeline", cmd_timeline, "time marks of versions; Chrome trace"},
     {"doctor", cmd_doctor, "what this machine has for reshardd, and what to do"},
     {"layout", cmd_layout, "check or show a layout file (offline)"},

@@ -53,6 +53,7 @@ static void on_server_stopped(void *arg)
 {
     struct daemon *d = arg;
     d->server = NULL;
+    service_set_refused(d->service, NULL, NULL);
     service_stop(d->service, on_service_stopped, d);
 }
 
@@ -85,6 +86,11 @@ static void on_ledger_failed(void *arg)
     stop(d);
 }
 
+static uint64_t refused_count(void *server)
+{
+    return rpc_server_n_refused(server);
+}
+
 /* On the node's own address in [cluster], besides what [daemon] says. */
 static int server_start(struct daemon *d, struct err *e)
 {
@@ -110,7 +116,11 @@ static int server_start(struct daemon *d, struct err *e)
                                              (size_t)(rs_descriptor_set_end - rs_descriptor_set),
                                          .identify = service_identify,
                                          .context = d->service};
-    return r != 0 ? r : rpc_server_start(&d->loop, &options, d->methods, n, &d->server, e);
+    if (r == 0)
+        r = rpc_server_start(&d->loop, &options, d->methods, n, &d->server, e);
+    if (r == 0)
+        service_set_refused(d->service, refused_count, d->server);
+    return r;
 }
 
 static void first_line(const struct daemon *d)

@@ -209,6 +209,9 @@ static void beat_fill(Reshard__V1__PeerBeat *to, const struct frame *f)
 {
     to->sequence = f->beat.sequence;
     to->round_trip_ns = f->beat.round_trip_ns;
+    to->refused_connections = f->beat.strangers.connections;
+    to->refused_peers = f->beat.strangers.peers;
+    to->refused_data = f->beat.strangers.data;
 }
 
 static void part_fill(Reshard__V1__PeerPart *to, const struct frame *f)
@@ -332,6 +335,9 @@ static int beat_read(const Reshard__V1__PeerBeat *from, struct frame *f)
     f->type = FRAME_BEAT;
     f->beat.sequence = from->sequence;
     f->beat.round_trip_ns = from->round_trip_ns;
+    f->beat.strangers = (struct peer_strangers){.connections = from->refused_connections,
+                                                .peers = from->refused_peers,
+                                                .data = from->refused_data};
     return 0;
 }
 

@@ -285,6 +285,7 @@ static void on_beat(struct session *s, const struct frame *f)
     struct err e = {0};
     s->seat->beat_ns = peer_now(s->p);
     s->seat->round_trip_ns = f->beat.round_trip_ns;
+    s->seat->strangers = f->beat.strangers;
     (void)session_send(s, &answer, &e); /* one that can't go is one that was lost: the next may */
 }
 
@@ -648,6 +649,7 @@ void peer_look(const struct peer *p, uint32_t node, struct peer_view *ret)
                    : seat->why;
     ret->joins = seat->joins;
     ret->refused = seat->refused;
+    ret->strangers = seat->strangers;
 }
 
 static bool hex_bytes(const char *text, uint8_t *ret, size_t n)

@@ -53,6 +53,7 @@ struct frame {
         } welcome;
         struct {
             uint64_t sequence, round_trip_ns;
+            struct peer_strangers strangers; /* up */
         } beat;
         struct {
             const void *data;

@@ -100,6 +100,7 @@ static void beat(struct peer *p, uint64_t now_ns)
     m->sent_ns[m->sequence % PEER_BEATS] = now_ns;
     f.beat.sequence = m->sequence;
     f.beat.round_trip_ns = m->round_trip_ns;
+    f.beat.strangers = m->strangers;
     if (send_frame(p, &f, &e) != 0)
         m->broken = true;
 }
@@ -448,4 +449,10 @@ void member_free(struct peer *p)
     frame_parts_close(&p->member->parts);
     mem_free(p->member);
     p->member = NULL;
+}
+
+void peer_set_strangers(struct peer *p, const struct peer_strangers *refused)
+{
+    if (p->member != NULL)
+        p->member->strangers = *refused;
 }

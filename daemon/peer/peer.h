@@ -52,6 +52,13 @@ struct peer_member {
     uint32_t n_commits;
 };
 
+/* Who had no business at a node and was turned away, since it was started. */
+struct peer_strangers {
+    uint64_t connections; /* at gRPC */
+    uint64_t peers;       /* joins and other calls of daemons */
+    uint64_t data;        /* at the data port */
+};
+
 enum peer_state { PEER_AWAY, PEER_HERE, PEER_SILENT };
 
 /* The coordinator's view of a node, for status and for topologies. */
@@ -67,6 +74,7 @@ struct peer_view {
     uint64_t round_trip_ns;
     const char *why; /* AWAY, SILENT: in words */
     uint64_t joins, refused;
+    struct peer_strangers strangers; /* as its newest beat had it */
 };
 
 struct peer_events {
@@ -163,6 +171,8 @@ int peer_report(struct peer *p, const struct node_report *r);
 /* introduce can say now what it could not. */
 void peer_ready(struct peer *p);
 bool peer_joined(const struct peer *p);
+/* What goes along with the next beats; nothing on the coordinator. */
+void peer_set_strangers(struct peer *p, const struct peer_strangers *refused);
 /* "joined", "seeking n0 at 10.0.0.1:7070: connection refused" …; borrowed until the next call. */
 const char *peer_text(const struct peer *p);
 /* How old the newest word of the coordinator is (monotonic ns); UINT64_MAX: none in this start. */

@@ -79,6 +79,7 @@ struct seat {
     uint64_t heard_ns, beat_ns; /* newest message; newest JOIN or BEAT */
     uint64_t round_trip_ns;
     uint64_t joins, refused;
+    struct peer_strangers strangers; /* of its newest beat */
     char why[PEER_WHY_BYTES];
 };
 
@@ -103,7 +104,8 @@ struct member {
     uint64_t sent_ns[PEER_BEATS];
     uint64_t beat_due_ns;
     uint64_t heard_ns, round_trip_ns;
-    uint32_t lease_ms, beat_ms; /* the coordinator's */
+    struct peer_strangers strangers; /* for the next beat */
+    uint32_t lease_ms, beat_ms;      /* the coordinator's */
     uint8_t token[PEER_TOKEN_BYTES];
     char why[PEER_WHY_BYTES], link_text[PEER_WHY_BYTES];
     char text[2 * PEER_WHY_BYTES];

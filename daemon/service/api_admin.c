@@ -64,12 +64,12 @@ static void **arena_list(struct arena *a, size_t n, size_t bytes)
     return items != NULL ? list : NULL;
 }
 
-static void api_finish_arena(struct api_call *c, struct arena *a, const ProtobufCMessage *m)
+static void api_finish_arena(struct rpc_call *call, struct arena *a, const ProtobufCMessage *m)
 {
     if (a->failed)
-        rpc_call_finish(c->call, RS_ENOMEM, "no memory for the answer");
+        rpc_call_finish(call, RS_ENOMEM, "no memory for the answer");
     else
-        api_finish(c->call, m);
+        api_finish(call, m);
     arena_close(a);
 }
 
@@ -190,7 +190,7 @@ static int versions(struct api_call *c, void *request, struct err *e)
         Reshard__V1__VersionsReply reply = RESHARD__V1__VERSIONS_REPLY__INIT;
         reply.versions = x.records;
         reply.n_versions = x.n;
-        api_finish_arena(c, &x.arena, &reply.base);
+        api_finish_arena(c->call, &x.arena, &reply.base);
     } else {
         arena_close(&x.arena);
     }
@@ -278,7 +278,7 @@ static int timeline(struct api_call *c, void *request, struct err *e)
     if (r == 0)
         r = timelines_fill(c, q->model, &x, &reply, e);
     if (r == 0)
-        api_finish_arena(c, &x.arena, &reply.base);
+        api_finish_arena(c->call, &x.arena, &reply.base);
     else
         arena_close(&x.arena);
     mem_free(x.records);
@@ -438,6 +438,34 @@ static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct 
     to->last = record;
 }
 
+/* Attempts that committed nothing. */
+static void sides_fill(struct arena *a, Reshard__V1__ModelStatus *to, const struct decider *d)
+{
+    const struct refit *r = d->refit;
+    Reshard__V1__CatchUps *c = arena_take(a, 1, sizeof *c);
+    Reshard__V1__Bytes *bytes = arena_take(a, 2, sizeof *bytes);
+    Reshard__V1__RefitState *s = arena_take(a, 1, sizeof *s);
+    if (c == NULL || bytes == NULL || s == NULL)
+        return;
+    reshard__v1__catch_ups__init(c);
+    api_bytes_fill(&bytes[0], &r->catch_up_bytes);
+    c->attempts = r->n_catch_ups;
+    c->instances = r->n_caught_up;
+    c->bytes = &bytes[0];
+    to->catch_ups = c;
+    if (r->rehearsed.phase == REFIT_NONE)
+        return;
+    reshard__v1__refit_state__init(s);
+    api_bytes_fill(&bytes[1], &r->rehearsed.bytes);
+    s->model = d->model;
+    s->version = r->rehearsed.version;
+    s->attempt = r->rehearsed.attempt;
+    s->phase = API_PHASE(r->rehearsed.phase);
+    s->reason = arena_text(a, r->rehearsed.reason);
+    s->bytes = &bytes[1];
+    to->rehearsed = s;
+}
+
 static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct decider *d)
 {
     const struct refit *r = d->refit;
@@ -452,11 +480,25 @@ static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct dec
              now > r->committed_wall_ns) /* before this start: the best there is */
         to->committed_age_ns = now - r->committed_wall_ns;
     to->epoch = r->epoch;
+    to->known_committed = refit_ledger_behind(r) ? r->known_committed : 0;
     to->superseded = r->n_superseded;
     to->aborted = r->n_aborted;
     versions_fill(a, to, d);
+    sides_fill(a, to, d);
     instances_fill(a, to, d);
     workers_fill(a, to, d);
+}
+
+static Reshard__V1__Strangers *strangers_make(struct arena *a, const struct peer_strangers *from)
+{
+    Reshard__V1__Strangers *x = arena_take(a, 1, sizeof *x);
+    if (x == NULL)
+        return NULL;
+    reshard__v1__strangers__init(x);
+    x->connections = from->connections;
+    x->peers = from->peers;
+    x->data = from->data;
+    return x;
 }
 
 static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)
@@ -474,6 +516,8 @@ static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const str
     to->data_plane = arena_text(a, s->link != NULL ? link_text(s->link) : "stopping");
     to->data_plane_restarts = s->link != NULL ? link_restarts(s->link) : 0;
     to->clients = s->memory != NULL ? memory_server_n_clients(s->memory) : 0;
+    struct peer_strangers strangers = service_strangers(s);
+    to->strangers = strangers_make(a, &strangers);
 }
 
 /* --- status: nodes ------------------------------------------------------------------------------- */
@@ -491,6 +535,17 @@ static const char *node_state(const struct peer_view *v)
     static const char *const names[] = {
         [PEER_AWAY] = "away", [PEER_HERE] = "here", [PEER_SILENT] = "silent"};
     return names[v->state];
+}
+
+/* The deciders know of a node alike, as far as they have heard of it; ours may be none yet. */
+static const char *node_lacks_any(const struct coordinator *c, uint32_t i)
+{
+    queue_foreach (q, &c->deciders) {
+        const char *lacks = node_lacks(container_of(q, struct decider, in)->refit, i);
+        if (lacks[0] != '\0')
+            return lacks;
+    }
+    return c->nodes[i].draining ? "drained" : "";
 }
 
 static void node_fill(struct arena *a, Reshard__V1__NodeStatus *to, const struct coordinator *c,
@@ -521,6 +576,10 @@ static void node_fill(struct arena *a, Reshard__V1__NodeStatus *to, const struct
     to->round_trip_ns = v.round_trip_ns;
     to->joins = v.joins;
     to->refused = v.refused;
+    to->draining = c->nodes[i].draining;
+    struct peer_strangers strangers = i == s->node ? service_strangers(s) : v.strangers;
+    to->strangers = strangers_make(a, &strangers);
+    to->lacks = (char *)(uintptr_t)node_lacks_any(c, i);
     to->why = arena_text(a, v.state != PEER_HERE && v.why != NULL ? v.why : "");
 }
 
@@ -532,13 +591,16 @@ static void nodes_fill(struct arena *a, Reshard__V1__StatusReply *to, const stru
 }
 
 /* What a node that is not the coordinator knows by itself: of use when the coordinator can't be asked. */
-static void own_models_fill(struct arena *a, Reshard__V1__StatusReply *to, struct service *s)
+static void own_models_fill(struct arena *a, Reshard__V1__StatusReply *to, struct service *s,
+                            const char *only)
 {
     to->models = (Reshard__V1__ModelStatus **)arena_list(a, s->n_models, sizeof **to->models);
     queue_foreach (q, &s->models) {
         const struct model *m = container_of(q, struct model, in);
         if (to->models == NULL)
             return;
+        if (only[0] != '\0' && strcmp(only, m->name) != 0)
+            continue;
         Reshard__V1__ModelStatus *x = to->models[to->n_models++];
         reshard__v1__model_status__init(x);
         x->model = m->name;
@@ -578,10 +640,39 @@ static int status(struct api_call *c, void *request, struct err *e)
         models_fill(&a, &reply, s->coordinator, only);
     } else {
         reply.session = arena_text(&a, s->peer != NULL ? peer_text(s->peer) : "");
-        own_models_fill(&a, &reply, s);
+        own_models_fill(&a, &reply, s, "");
     }
-    api_finish_arena(c, &a, &reply.base);
+    api_finish_arena(c->call, &a, &reply.base);
     return 0;
+}
+
+/* What is about this daemon is its own; nodes and models are the coordinator's, as long as it answers. */
+void api_status_member(struct rpc_call *call, const void *answer, size_t n_bytes, const char *model,
+                       const char *why)
+{
+    struct service *s = rpc_call_context(call);
+    Reshard__V1__StatusReply reply = RESHARD__V1__STATUS_REPLY__INIT;
+    const struct pb_limits limits = {.max_repeated = 1 << 20};
+    struct arena a = {0};
+    struct err e = {0};
+    void *theirs = NULL;
+    if (answer != NULL && pb_unpack(&reshard__v1__status_reply__descriptor, answer, n_bytes,
+                                    &limits, &theirs, &e) != 0)
+        why = e.text;
+    daemon_fill(&a, &reply, s);
+    if (theirs != NULL) {
+        const Reshard__V1__StatusReply *t = theirs;
+        reply.nodes = t->nodes;
+        reply.n_nodes = t->n_nodes;
+        reply.models = t->models;
+        reply.n_models = t->n_models;
+        reply.session = arena_text(&a, s->peer != NULL ? peer_text(s->peer) : "");
+    } else {
+        reply.session = arena_text(&a, why);
+        own_models_fill(&a, &reply, s, model);
+    }
+    api_finish_arena(call, &a, &reply.base);
+    pb_free(theirs);
 }
 
 void api_status(struct rpc_call *call, const void *data, size_t n_bytes)

@@ -178,6 +178,7 @@ static const struct rpc_method methods[] = {
     UNARY("Admin", "Timeline", api_timeline, API_SMALL_REQUEST_BYTES),
     UNARY("Admin", "Abort", api_abort, API_SMALL_REQUEST_BYTES),
     UNARY("Admin", "Evict", api_evict, API_SMALL_REQUEST_BYTES),
+    UNARY("Admin", "Drain", api_drain, API_SMALL_REQUEST_BYTES),
 };
 
 const struct rpc_method *api_methods(size_t *ret_n)

@@ -24,6 +24,7 @@ struct api_call {
     uint64_t client; /* 0: anonymous */
     uint64_t begin_ns;
     uint8_t digest[16];
+    uint32_t node; /* Drain: which */
 };
 
 /* A unary method after decoding: returns 0 when it will answer (or has), else the error to end the call with. */
@@ -90,9 +91,14 @@ void api_watch_refit_open(struct rpc_call *call);
 void api_watch_refit(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_watch_refit_end(struct rpc_call *call, int reason);
 void api_status(struct rpc_call *call, const void *data, size_t n_bytes);
+/* At a member, for a Status that it has passed on: ends the call with the coordinator's answer (packed; NULL: it gave
+ * none, and `why`), in which what is of the daemon that was asked is this one's. model: of the request. */
+void api_status_member(struct rpc_call *call, const void *answer, size_t n_bytes, const char *model,
+                       const char *why);
 void api_versions(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_timeline(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_abort(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_evict(struct rpc_call *call, const void *data, size_t n_bytes);
+void api_drain(struct rpc_call *call, const void *data, size_t n_bytes);
 
 #endif

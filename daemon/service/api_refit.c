@@ -1,10 +1,11 @@
-/* Publish, Submit, Ready, Accept, Apply, Mark, Abort, Evict. */
+/* Publish, Submit, Ready, Accept, Apply, Mark, Abort, Evict, Drain. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/api_common.h"
 #include "service/options.h"
+#include "service/proxy.h"
 
 #include "base/banned.h"
 
@@ -206,7 +207,7 @@ void api_mark(struct rpc_call *call, const void *data, size_t n_bytes)
     api_unary(call, data, n_bytes, &reshard__v1__mark_request__descriptor, true, mark);
 }
 
-/* --- Abort, Evict -------------------------------------------------------------------------------- */
+/* --- Abort, Evict, Drain -------------------------------------------------------------------------------- */
 
 static void abort_done(struct waiter *w, const struct op_reply *reply)
 {
@@ -249,4 +250,50 @@ static int evict(struct api_call *c, void *request, struct err *e)
 void api_evict(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     api_unary(call, data, n_bytes, &reshard__v1__evict_request__descriptor, true, evict);
+}
+
+static void drain_done(struct waiter *w, const struct op_reply *reply)
+{
+    const struct service *s = call_of(w)->service;
+    Reshard__V1__DrainReply m = RESHARD__V1__DRAIN_REPLY__INIT;
+    m.left = reply->value;
+    if (failed(call_of(w), reply))
+        return;
+    m.node = (char *)(uintptr_t)coordinator_node_name(s->coordinator, call_of(w)->node);
+    api_finish(call_of(w)->call, &m.base);
+}
+
+/* "": the daemon that was asked, which is a member where one has passed the call on. */
+static int node_named(const struct api_call *c, const char *name, uint32_t *ret, struct err *e)
+{
+    const struct service *s = c->service;
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, decides that",
+                       s->config->coordinator);
+    if (name[0] == '\0') {
+        *ret = s->node;
+        (void)proxy_node(c->call, ret);
+        return 0;
+    }
+    for (uint32_t i = 0; i < s->coordinator->n_nodes; i++)
+        if (strcmp(coordinator_node_name(s->coordinator, i), name) == 0) {
+            *ret = i;
+            return 0;
+        }
+    return err_set(e, RS_ENOTFOUND, "no node '%s' ([cluster] nodes lists them)", name);
+}
+
+static int drain(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__DrainRequest *q = request;
+    int r = api_text("node", q->node, e);
+    if (r == 0)
+        r = node_named(c, q->node, &c->node, e);
+    c->waiter.done = drain_done;
+    return r != 0 ? r : op_drain(c->service, c->node, q->undrain, &c->waiter, e);
+}
+
+void api_drain(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__drain_request__descriptor, true, drain);
 }

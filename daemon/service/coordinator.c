@@ -40,6 +40,7 @@ int coordinator_new(struct service *s, struct coordinator **ret, struct err *e)
     c->look = peer_view_of;
     queue_init(&c->deciders);
     queue_init(&c->asked);
+    queue_init(&c->drains);
     c->n_nodes = config->n_nodes > 0 ? config->n_nodes : 1;
     c->nodes = mem_calloc(c->n_nodes, sizeof *c->nodes);
     c->own_domains = nodes_own_domains(config);
@@ -64,6 +65,7 @@ void coordinator_close(struct coordinator *c)
 {
     if (c == NULL)
         return;
+    drains_forget(c);
     for (uint32_t i = 0; c->nodes != NULL && i < c->n_nodes; i++) {
         asked_forget(c, i);
         commits_free(&c->nodes[i]);
@@ -198,6 +200,7 @@ void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node
                                           .committed = committed_by(n, d->model),
                                           .data_plane = n->data_plane}};
         (void)decider_event(d, &ev);
+        drain_tell(d, node);
         workers_missing_leave(d, node);
     }
 }

@@ -28,6 +28,7 @@ struct node {
     uint64_t data_plane; /* which one it is */
     uint16_t data_port;  /* of that data plane */
     uint64_t n_lost;     /* how often its data plane, or the node, was lost */
+    bool draining;       /* by op_drain: told to every decider, also to one that is opened later */
     /* Newest committed versions that it said it knows when it joined; owned. */
     struct node_commit {
         char *model;
@@ -47,8 +48,9 @@ struct coordinator {
     uint32_t n_deciders;
     struct node *nodes; /* by number */
     uint32_t n_nodes;
-    char **own_domains; /* nodes.h: of our own devices */
-    struct queue asked; /* struct asked (report.c): requests of nodes that wait for a REPLY */
+    char **own_domains;  /* nodes.h: of our own devices */
+    struct queue asked;  /* struct asked (report.c): requests of nodes that wait for a REPLY */
+    struct queue drains; /* struct drain (drain.c): until every decider has answered */
 };
 
 /* A worker of any node, as it was reported. */
@@ -63,6 +65,8 @@ struct roster_entry {
     struct publication *published;    /* counted; NULL: none */
     uint64_t told_held, told_applied; /* last WORKER order */
     bool reported;                    /* in its node's present session */
+    bool taken;                       /* the decider has known it */
+    bool leaving;                     /* it has been told to go: its node is drained */
 };
 
 /* The attempt in flight, as far as it is carried out for all nodes together. */
@@ -128,6 +132,15 @@ void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why);
 /* Nothing of it moves any more. expelled: refits need not wait for its workers. */
 void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, const char *why);
+
+/* --- drain.c ------------------------------------------------------------------------------------ */
+
+/* Tells a decider that has just heard of this node whether it is drained. */
+void drain_tell(struct decider *d, uint32_t node);
+/* Ends the leases of workers on drained nodes that the decider has let go. */
+void drain_sweep(struct decider *d);
+/* Nobody waits any more; for coordinator_close. */
+void drains_forget(struct coordinator *c);
 
 /* --- report.c ----------------------------------------------------------------------------------- */
 

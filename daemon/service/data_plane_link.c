@@ -61,7 +61,8 @@ struct data_plane_link {
     char text[300];
     struct queue requests;
     struct queue out;
-    struct link_request hello;
+    struct link_request hello, stats;
+    uint64_t strangers; /* by the newest COUNTED */
     void (*stopped)(void *arg);
     void *stopped_arg;
     unsigned n_closing; /* handles left to close before the link is freed */
@@ -474,11 +475,41 @@ static void lease_send(struct data_plane_link *l)
         log_warn("data plane: the lease could not be told: %s", err_text(&e, r));
 }
 
+static void on_counted(struct link_request *r, int code, struct wire_packet *packet,
+                       const struct err *e)
+{
+    struct data_plane_link *l = container_of(r, struct data_plane_link, stats);
+    struct wire_stats stats;
+    (void)e;
+    if (code != 0 || packet->header.body_bytes < sizeof stats)
+        return;
+    memcpy(&stats, packet->body, sizeof stats);
+    l->strangers = stats.refused;
+}
+
+/* One at a time: a child that is slow to answer is asked less often. */
+static void stats_ask(struct data_plane_link *l)
+{
+    struct err e = {0};
+    if (link_waits(&l->stats))
+        return;
+    l->stats = (struct link_request){.done = on_counted};
+    (void)link_submit(l, &l->stats, (struct wire_header){.type = WIRE_STATS}, NULL, 0, NULL, 0,
+                      NULL, 0, l->config->memory_timeout_ms, &e);
+}
+
+uint64_t link_strangers(const struct data_plane_link *l)
+{
+    return l->strangers;
+}
+
 void link_lease(struct data_plane_link *l, uint64_t until_ns)
 {
     l->lease_until_ns = until_ns;
-    if (l->state == LINK_READY)
-        lease_send(l);
+    if (l->state != LINK_READY)
+        return;
+    lease_send(l);
+    stats_ask(l);
 }
 
 static void on_hello(struct link_request *r, int code, struct wire_packet *packet,
@@ -494,6 +525,7 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     if (packet->header.body_bytes >= sizeof ready)
         memcpy(&ready, packet->body, sizeof ready);
     l->data_port = ready.data_port;
+    l->strangers = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();
     l->why[0] = '\0';

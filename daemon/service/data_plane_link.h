@@ -59,6 +59,8 @@ int32_t link_pid(const struct data_plane_link *l); /* 0: none */
 uint64_t link_child(const struct data_plane_link *l);
 /* Where the child that is ready listens for other nodes' data planes; 0: nowhere. */
 uint16_t link_data_port(const struct data_plane_link *l);
+/* Strangers that were let go at its data port: by the child that is ready, as of the newest lease. */
+uint64_t link_strangers(const struct data_plane_link *l);
 /* Bytes may move until then (monotonic ns; the child looks itself): told to this child and to those after it. */
 void link_lease(struct data_plane_link *l, uint64_t until_ns);
 

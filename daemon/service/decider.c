@@ -298,6 +298,7 @@ static int step(struct decider *d, struct refit_event *ev)
         return r;
     if (ev->type != REFIT_EV_PROGRESS) /* it changes nobody's memory, and comes often */
         roster_tell(d);
+    drain_sweep(d);
     for (size_t i = 0; i < d->update.n_actions; i++)
         action_do(d, &d->update.actions[i]);
     return 0;
@@ -435,6 +436,7 @@ static void nodes_tell(struct decider *d)
             .node = {.node = i, .text = "", .data_plane = c->nodes[i].data_plane}};
         if (c->nodes[i].up)
             (void)decider_event(d, &ev);
+        drain_tell(d, i);
     }
 }
 

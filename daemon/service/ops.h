@@ -138,6 +138,9 @@ int op_abort(struct service *s, const char *model, uint64_t version, const char 
              struct waiter *w, struct err *e);
 int op_evict(struct service *s, uint64_t worker, const char *reason, struct waiter *w,
              struct err *e);
+/* Takes a node out of use, or (`undrain`) back in. The reply's value: how many workers have left; it comes when none is
+ * there any more. RS_ENOTFOUND: no such node. */
+int op_drain(struct service *s, uint32_t node, bool undrain, struct waiter *w, struct err *e);
 
 /* --- committed versions and progress ------------------------------------------------------------ */
 

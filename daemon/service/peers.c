@@ -147,8 +147,11 @@ static void on_severed(void *arg, const char *why)
 static void on_lease(void *arg, uint64_t until_ns)
 {
     struct peers *p = arg;
+    struct peer_strangers refused = service_strangers(p->service);
     if (p->service->link != NULL)
         link_lease(p->service->link, until_ns);
+    if (p->peer != NULL) /* not while it starts */
+        peer_set_strangers(p->peer, &refused);
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */

@@ -15,6 +15,9 @@
 
 /* Of one call, on its way to the coordinator: more than the largest layout. */
 enum { MOST_QUEUED_BYTES = 64 << 20 };
+/* Then a coordinator that does not answer is said to be so, and the operator gets what is known here. */
+enum { STATUS_MS = 2000 };
+#define STATUS_PATH "/reshard.v1.Admin/Status"
 
 struct proxy {
     struct rpc_call *call;     /* NULL: it has ended */
@@ -23,7 +26,11 @@ struct proxy {
     /* PutLayout: kept here too, once the coordinator has it */
     bool keeps;
     struct layout_builder builder;
-    struct buf reply; /* the coordinator's */
+    struct buf reply; /* the coordinator's: PutLayout's and Status's */
+    /* Status: answered in any case, by the coordinator's word and ours, or by ours alone */
+    bool status, asked;
+    char *model;              /* of the request, once asked */
+    char why[ERR_TEXT_BYTES]; /* there is no word of the coordinator */
     struct waiter waiter;
     uint8_t digest[16];
 };
@@ -31,7 +38,7 @@ struct proxy {
 static const char *const wanted[] = {
     "/reshard.v1.Refit/PutLayout", "/reshard.v1.Refit/Submit",   "/reshard.v1.Refit/WatchRefit",
     "/reshard.v1.Admin/Versions",  "/reshard.v1.Admin/Timeline", "/reshard.v1.Admin/Abort",
-    "/reshard.v1.Admin/Evict",
+    "/reshard.v1.Admin/Evict",     "/reshard.v1.Admin/Drain",    STATUS_PATH,
 };
 
 bool proxy_wanted(const char *path)
@@ -48,6 +55,7 @@ static void maybe_gone(struct proxy *p)
         return;
     layout_builder_close(&p->builder);
     buf_close(&p->reply);
+    mem_free(p->model);
     mem_free(p);
 }
 
@@ -99,13 +107,59 @@ static void keep(struct proxy *p)
         api_finish_error(p->call, r, &e);
 }
 
+/* --- Status -------------------------------------------------------------------------------------- */
+
+/* Without a word of the coordinator, once it is known what was asked. */
+static void status_alone(struct proxy *p)
+{
+    if (p->call != NULL && p->asked)
+        api_status_member(p->call, NULL, 0, p->model != NULL ? p->model : "", p->why);
+}
+
+static void status_end(struct proxy *p, int code, const char *text, const void *details,
+                       size_t n_details)
+{
+    bool reached = code != RS_EUNAVAIL && code != RS_EDEADLINE && code != RS_EPEER;
+    if (code == 0 && buf_error(&p->reply) == 0) {
+        api_status_member(p->call, p->reply.data, p->reply.n_bytes,
+                          p->model != NULL ? p->model : "", "");
+        return;
+    }
+    if (code != 0 && reached) {
+        finish(p, code, text, details, n_details);
+        return;
+    }
+    unreachable(p->service, code == 0 ? "no memory for its answer" : text, p->why, sizeof p->why);
+    status_alone(p);
+}
+
+static int status_asked(struct proxy *p, const void *data, size_t n_bytes, struct err *e)
+{
+    void *request = NULL;
+    int r = api_decode(&reshard__v1__status_request__descriptor, data, n_bytes, &request, e);
+    if (r != 0)
+        return r;
+    p->asked = true;
+    p->model = mem_strdup(((const Reshard__V1__StatusRequest *)request)->model);
+    pb_free(request);
+    if (p->model == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the call");
+    if (p->out == NULL)
+        status_alone(p);
+    return 0;
+}
+
+/* --- what comes back ----------------------------------------------------------------------------- */
+
 static void on_end(struct rpc_link_call *out, void *arg, int code, const char *text,
                    const void *details, size_t n_details)
 {
     struct proxy *p = arg;
     (void)out;
     p->out = NULL;
-    if (p->call != NULL && code == 0 && p->keeps)
+    if (p->call != NULL && p->status)
+        status_end(p, code, text, details, n_details);
+    else if (p->call != NULL && code == 0 && p->keeps)
         keep(p);
     else
         finish(p, code, text, details, n_details);
@@ -118,7 +172,7 @@ static void on_message(struct rpc_link_call *out, void *arg, const void *data, s
     (void)out;
     if (p->call == NULL)
         return;
-    if (p->keeps)
+    if (p->keeps || p->status)
         buf_put(&p->reply, data, n_bytes);
     else
         (void)rpc_call_send(p->call, data,
@@ -154,6 +208,9 @@ static int open_out(struct proxy *p, struct err *e)
     struct peer *peer = peer_of(p->service);
     struct rpc_link *link = peer != NULL && peer_joined(peer) ? peer_channel(peer) : NULL;
     char token[PEER_TOKEN_TEXT], origin[300], why[512];
+    uint32_t deadline_ms = deadline_left_ms(p->call);
+    if (p->status && (deadline_ms == 0 || deadline_ms > STATUS_MS))
+        deadline_ms = STATUS_MS;
     if (link == NULL) {
         unreachable(p->service, peer != NULL ? peer_text(peer) : "this daemon is stopping", why,
                     sizeof why);
@@ -163,7 +220,7 @@ static int open_out(struct proxy *p, struct err *e)
     origin_text(rpc_call_identity(p->call), origin, sizeof origin);
     const struct rpc_metadata metadata[] = {{PROXY_PEER, token}, {PROXY_ORIGIN, origin}};
     const struct rpc_link_call_options o = {.path = rpc_call_path(p->call),
-                                            .deadline_ms = deadline_left_ms(p->call),
+                                            .deadline_ms = deadline_ms,
                                             .metadata = metadata,
                                             .n_metadata = 2};
     return rpc_link_call_open(link, &o, &events, p, &p->out, e);
@@ -180,10 +237,13 @@ void proxy_open(struct rpc_call *call)
     p->call = call;
     p->service = rpc_call_context(call);
     p->keeps = strcmp(rpc_call_path(call), wanted[0]) == 0;
+    p->status = strcmp(rpc_call_path(call), STATUS_PATH) == 0;
     buf_init(&p->reply);
     rpc_call_set_arg(call, p);
     int r = open_out(p, &e);
-    if (r != 0)
+    if (r == RS_EUNAVAIL && p->status) /* when it is known what is asked */
+        (void)snprintf(p->why, sizeof p->why, "%s", e.text);
+    else if (r != 0)
         api_finish_error(call, r, &e);
 }
 
@@ -200,9 +260,12 @@ void proxy_message(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     struct proxy *p = rpc_call_arg(call);
     struct err e = {0};
-    if (p == NULL || p->out == NULL)
+    int r = p != NULL && p->status && !p->asked ? status_asked(p, data, n_bytes, &e) : 0;
+    if (p != NULL && r != 0)
+        give_up(p, r, &e);
+    if (p == NULL || p->out == NULL || r != 0)
         return;
-    int r = p->keeps ? layout_builder_page(&p->builder, data, n_bytes, false, &e) : 0;
+    r = p->keeps ? layout_builder_page(&p->builder, data, n_bytes, false, &e) : 0;
     if (r == 0 && rpc_link_call_queued_bytes(p->out) > MOST_QUEUED_BYTES)
         r = RS_EEXHAUSTED;
     if (r == 0)
@@ -264,4 +327,10 @@ int proxy_origin(const struct rpc_call *call, struct rpc_identity *ret, struct e
         return err_set(e, RS_EUNAVAIL,
                        "the session of the node that passed this call on is over; try again");
     return origin_parse(origin != NULL ? origin : "", ret, e);
+}
+
+bool proxy_node(const struct rpc_call *call, uint32_t *ret)
+{
+    const struct peer *peer = peer_of(rpc_call_context(call));
+    return peer != NULL && peer_vouches(peer, rpc_call_metadata(call, PROXY_PEER), ret);
 }

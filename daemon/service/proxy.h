@@ -1,5 +1,6 @@
 /* Calls that only the coordinator can answer, at any other node: passed on byte for byte, both ways, with their deadline;
- * status, details and cancellation too. PutLayout is stored here as well, before its caller is answered.
+ * status, details and cancellation too. PutLayout is stored here as well, before its caller is answered. What Status says
+ * of the daemon that was asked is filled in here; a coordinator that does not answer within 2 s is left out of it.
  *
  * Who called goes along as metadata: "reshard-origin" is "local UID PID", "tls NAME" or "anonymous", believed by the
  * coordinator only where "reshard-peer" is the token of a member's live session. Loop thread. */
@@ -27,5 +28,7 @@ void proxy_end(struct rpc_call *call, int reason);
 /* At the coordinator: who made a call that a member passed on. 1: it is no such call. RS_EUNAVAIL: the session of who
  * passed it on is over; RS_EINVAL: an origin that makes no sense. */
 int proxy_origin(const struct rpc_call *call, struct rpc_identity *ret, struct err *e);
+/* The member that passed it on; false, and *ret untouched: none did. */
+bool proxy_node(const struct rpc_call *call, uint32_t *ret);
 
 #endif

@@ -31,6 +31,7 @@ static const struct rule {
     {"/reshard.v1.Admin/Timeline", ROLE_OPERATOR, false},
     {"/reshard.v1.Admin/Abort", ROLE_OPERATOR, true},
     {"/reshard.v1.Admin/Evict", ROLE_OPERATOR, true},
+    {"/reshard.v1.Admin/Drain", ROLE_OPERATOR, true},
 };
 
 static const struct rule *rule_of(const char *path)

@@ -280,3 +280,19 @@ void service_stop(struct service *s, void (*done)(void *arg), void *arg)
     else
         on_memory_stopped(s);
 }
+
+/* --- strangers ----------------------------------------------------------------------------------- */
+
+void service_set_refused(struct service *s, uint64_t (*n_refused)(void *arg), void *arg)
+{
+    s->n_refused = n_refused;
+    s->n_refused_arg = arg;
+}
+
+struct peer_strangers service_strangers(const struct service *s)
+{
+    return (struct peer_strangers){.connections =
+                                       s->n_refused != NULL ? s->n_refused(s->n_refused_arg) : 0,
+                                   .peers = s->peer != NULL ? peer_n_refused(s->peer) : 0,
+                                   .data = s->link != NULL ? link_strangers(s->link) : 0};
+}

@@ -73,6 +73,8 @@ struct service {
     void *stopped_arg;
     void (*failed)(void *arg); /* NULL: told already */
     void *failed_arg;
+    uint64_t (*n_refused)(void *arg); /* by the rpc server; NULL: none serves */
+    void *n_refused_arg;
 };
 
 /* What a source worker has published, with the fingerprints of its shards. Counted; immutable. */
@@ -234,6 +236,8 @@ void service_reply(struct service *s, uint64_t cookie, const struct op_reply *re
 void service_answer(struct service *s, uint64_t cookie, int code, const char *text);
 /* When nothing is left to wait for, ends the stop. */
 void service_stop_if_idle(struct service *s);
+/* Who was turned away here so far. */
+struct peer_strangers service_strangers(const struct service *s);
 /* After each of the ledger's answers: RS_EDISK is told to the owner (service_on_failure), once. */
 void service_check_ledger(struct service *s, int code);
 /* A handle of the service (or of what it owns) is closed. */

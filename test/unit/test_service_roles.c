@@ -79,6 +79,7 @@ static const struct {
     {"Refit/GetCommitted", ""}, {"Refit/WatchCommitted", ""}, {"Admin/Status", ""},
     {"Admin/Versions", "o"},    {"Admin/Timeline", "o"},      {"Admin/Abort", "o"},
     {"Admin/Evict", "o"},
+    {"Admin/Drain", "o"},
 };
 
 START_TEST(every_method_takes_the_roles_that_the_settings_tell)
@@ -178,7 +179,7 @@ START_TEST(a_member_passes_on_what_only_the_coordinator_decides)
             proxied += methods[i].on_message == proxy_message;
             joins += strcmp(methods[i].path, "/reshard.v1.Peer/Join") == 0;
         }
-        ck_assert_uint_eq(proxied, member ? 7 : 0);
+        ck_assert_uint_eq(proxied, member ? 9 : 0);
         ck_assert_uint_eq(joins, 1);
         mem_free(methods);
         config_close(&c);

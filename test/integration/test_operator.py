@@ -1,0 +1,166 @@
+#!/usr/bin/python3
+"""What an operator does and sees over several nodes: drain, rehearsal, status at any node, strangers that are counted, and
+what changed between versions."""
+import json
+
+from nodes import *
+
+
+def ctl(daemon, *args, timeout=WAIT_S):
+    """reshardctl at that daemon's socket: (exit code, stdout, stderr)."""
+    r = subprocess.run([BUILD / "reshardctl", *map(str, args), "--socket", daemon.socket], capture_output=True, text=True,
+                       timeout=timeout)
+    return r.returncode, r.stdout, r.stderr
+
+
+def ctl_json(daemon, *args):
+    code, out, err = ctl(daemon, *args, "--json")
+    assert code == 0, f"reshardctl {args}: exit {code}: {out} {err}"
+    return json.loads(out)
+
+
+class Drain(unittest.TestCase):
+    """Trainer on n0 and n1; one instance on n1, one on n2."""
+
+    def setUp(self):
+        self.nodes = of_case(self, Nodes(3))
+        self.fleet = Fleet(self.nodes, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
+                           ["n1:0", "n1:1", "n2:0", "n2:1"])
+
+    def test_workers_of_a_drained_node_leave_and_the_others_go_on(self):
+        self.fleet.refit(1)
+        self.fleet.check(1)
+        reply = ctl_json(self.nodes["n0"], "drain", "n2")
+        self.assertEqual((reply["node"], reply["left"]), ("n2", 2))
+        left = [w for w in self.fleet.destinations if w.node == "n2"]
+        for w in left:
+            self.assertIn("node n2 is drained", w.event("evicted").reason)
+        self.fleet.destinations = [w for w in self.fleet.destinations if w.node == "n1"]
+        self.fleet.refit(2, policy=[pb.LayoutPolicy(layout_name="rollout", min_instances=1)])
+        self.fleet.check(2)
+        with refused(self, grpc.StatusCode.UNAVAILABLE, "drained"):
+            left[0].attach()
+        n2 = [n for n in self.nodes["n0"].status().nodes if n.name == "n2"][0]
+        self.assertTrue(n2.draining)
+        self.assertIn("here, drained", ctl(self.nodes["n0"], "status")[1])
+        # Back in use: the same ranks attach again and take part.
+        self.assertIn("in use again", ctl(self.nodes["n1"], "drain", "n2", "--undo")[1])
+        for w in left:
+            w.attach()
+        self.fleet.destinations += left
+        self.fleet.refit(3)
+        self.fleet.check(3)
+
+    def test_a_member_drains_itself_and_a_model_that_comes_later_is_refused_there(self):
+        reply = ctl_json(self.nodes["n1"], "drain")
+        self.assertEqual((reply["node"], reply["left"]), ("n1", 2))
+        for w in self.fleet.destinations[:2]:
+            w.event("evicted")
+        with refused(self, grpc.StatusCode.UNAVAILABLE, "drained"):
+            Worker(Client(self.nodes["n1"]), "later", pb.SIDE_SOURCE, small_source(), 0, 0)
+        Worker(Client(self.nodes["n2"]), "later", pb.SIDE_SOURCE, small_source(), 0, 0)
+
+    def test_a_drain_waits_for_the_attempt_in_flight(self):
+        for w in self.fleet.destinations:
+            w.goodbye()
+        self.fleet.destinations = []
+        for rank, place in enumerate(("n1:0", "n1:1", "n2:0", "n2:1")):
+            self.fleet.automatic = False
+            self.fleet.destinations.append(self.fleet.attach_destination(rank, place))
+        self.fleet.publish(1)
+        self.fleet.submit(1)
+        asked = [(w, w.event("accept_requested", 1)) for w in self.fleet.destinations]
+        code, out, err = ctl(self.nodes["n0"], "drain", "n2", "--timeout", "0.3")
+        self.assertEqual(code, 1, out + err)  # the wait is over, the drain is not
+        waiting = self.nodes["n0"].admin(self.fleet.trainer.token).Drain.future(pb.DrainRequest(node="n2"), timeout=WAIT_S)
+        for w, e in asked:
+            w.accept(1, e.attempt)
+        self.assertEqual(self.fleet.final(1).phase, pb.PHASE_COMMITTED)
+        self.assertEqual(waiting.result().left, 2)
+
+    def test_a_node_that_is_not_there(self):
+        code, _, err = ctl(self.nodes["n1"], "drain", "n9")
+        self.assertEqual(code, 1)
+        self.assertIn("no node 'n9'", err)
+
+
+class Status(unittest.TestCase):
+    def setUp(self):
+        self.nodes = of_case(self, Nodes(3))
+
+    def status(self, node, model=""):
+        return self.nodes[node].status(model)
+
+    def wait_strangers(self, data):
+        """Until n0 and n2 both show these counts of the data ports."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            seen = [{n.name: n.strangers.data for n in self.status(node).nodes} for node in ("n0", "n2")]
+            if seen == [data, data]:
+                return
+            self.assertLess(time.monotonic(), end, seen)
+            threading.Event().wait(0.05)
+
+    def test_any_node_shows_the_whole_cluster_and_itself(self):
+        f = Fleet(self.nodes, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
+                  ["n1:0", "n1:1", "n2:0", "n2:1"])
+        f.refit(1)
+        head, member = self.status("n0"), self.status("n2")
+        self.assertEqual((head.node, head.session), ("n0", ""))
+        self.assertEqual((member.node, member.session), ("n2", "joined"))
+        self.assertNotEqual(head.incarnation, member.incarnation)
+        self.assertEqual(member.clients, 1)
+        self.assertEqual([n.name for n in member.nodes], ["n0", "n1", "n2"])
+        self.assertEqual([w.worker for w in member.models[0].workers], [w.worker for w in head.models[0].workers])
+        self.assertEqual(len(member.models[0].workers), 8)
+        self.assertEqual(member.models[0].committed, 1)
+        out = ctl(self.nodes["n1"], "status")[1]
+        for words in ("node n1: ", "coordinator: joined; what follows is what it has", "version 1,", "n2:1", "STRANGERS"):
+            self.assertIn(words, out)
+        with refused(self, grpc.StatusCode.NOT_FOUND, "no model 'other'"):  # the coordinator's word
+            self.status("n1", "other")
+
+    def test_without_the_coordinator_a_node_shows_what_it_knows_and_says_so(self):
+        f = Fleet(self.nodes, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
+                  ["n1:0", "n1:1", "n2:0", "n2:1"])
+        f.refit(1)
+        self.nodes["n0"].freeze()
+        begin = time.monotonic()
+        status = self.status("n1")
+        self.assertLess(time.monotonic() - begin, 2.5 * SLOW)
+        self.assertIn("not reachable", status.session)
+        self.assertEqual(len(status.nodes), 0)
+        self.assertEqual([(m.model, m.committed) for m in status.models], [("m", 1)])
+        self.assertEqual(len(self.status("n1", "other").models), 0)
+        self.assertIn("what this node knows by itself", ctl(self.nodes["n1"], "status")[1])
+        self.nodes["n0"].thaw()
+
+    def test_strangers_are_counted_where_they_came_and_seen_from_everywhere(self):
+        # The coordinator has looked at the members' data ports as they joined, and left without a word.
+        self.wait_strangers({"n0": 0, "n1": 1, "n2": 1})
+        port = {n.name: n.data_port for n in self.status("n0").nodes}["n1"]
+        address = self.nodes.net.address("n1")
+        strangers = ("import socket, sys\n"
+                     "for i in range(3):\n"
+                     "    s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
+                     "    s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * 64)\n"
+                     "    try:\n"
+                     "        while s.recv(100): pass\n"
+                     "    except ConnectionError: pass\n")
+        subprocess.run(self.nodes.net.argv("n2", [sys.executable, "-c", strangers, address, str(port)]), check=True,
+                       timeout=WAIT_S)
+        self.wait_strangers({"n0": 0, "n1": 4, "n2": 1})
+        self.assertEqual(self.status("n1").strangers.data, 4)
+        self.assertEqual(self.status("n2").strangers.data, 1)
+        self.assertIn("4 at the data port", ctl(self.nodes["n1"], "status")[1])
+
+    def test_a_daemon_that_is_refused_is_counted(self):
+        with grpc.insecure_channel(f"unix:{self.nodes['n0'].socket}") as channel:
+            join = channel.stream_stream("/reshard.v1.Peer/Join")
+            with self.assertRaises(grpc.RpcError):
+                list(join(iter([b"\xff\xff"]), timeout=WAIT_S))
+        self.assertGreaterEqual(self.status("n1").nodes[0].strangers.peers, 1)
+
+
+if __name__ == "__main__":
+    main()
