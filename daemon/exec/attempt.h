@@ -55,6 +55,8 @@ struct attempt {
     struct wire_peer *peers; /* NULL: all is local */
     uint32_t n_peers;
     uint32_t *peer_of; /* per plan device: index into peers; UINT32_MAX */
+    struct wire_comm comm;
+    uint8_t *takes_part; /* per plan device: it is in the communicator; NULL: there is none */
     struct transport_pair *pairs;
     struct transport_connect connect;
     struct mailbox_item connected;
@@ -126,6 +128,7 @@ void attempt_close(struct attempt *a);
 
 /* --- links.c --- */
 int links_read_peers(struct attempt *a, int fd, struct err *e);
+int links_read_comm(struct attempt *a, int fd, struct err *e);
 /* All that the program's streams name can be reached. */
 int links_check(const struct attempt *a, struct err *e);
 /* The model's transport, new or the one that stands with the attempt's tokens. */

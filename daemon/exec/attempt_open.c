@@ -464,7 +464,8 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
         return err_set(e, RS_EPROTO, "body of %u bytes", packet->header.body_bytes);
     memcpy(&m, packet->body, sizeof(m));
     if (packet->header.body_bytes - sizeof(m) != (uint64_t)m.n_places * sizeof(struct wire_place) ||
-        packet->n_fds != 2U + (m.has_held != 0) + (m.has_peers != 0) + (m.has_skips != 0) ||
+        packet->n_fds !=
+            2U + (m.has_held != 0) + (m.has_peers != 0) + (m.has_skips != 0) + (m.has_comm != 0) ||
         m.verify > WIRE_VERIFY_FULL || m.n_layouts > WIRE_MAX_BYTES)
         return err_set(e, RS_EPROTO, "its body, table and descriptors do not fit together");
     if (m.deadline_ns != 0 && clock_mono_ns() > m.deadline_ns)
@@ -472,7 +473,8 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
     uint32_t next_fd = 2;
     int held_fd = m.has_held != 0 ? packet->fds[next_fd++] : -1;
     int peers_fd = m.has_peers != 0 ? packet->fds[next_fd++] : -1;
-    int skips_fd = m.has_skips != 0 ? packet->fds[next_fd] : -1;
+    int skips_fd = m.has_skips != 0 ? packet->fds[next_fd++] : -1;
+    int comm_fd = m.has_comm != 0 ? packet->fds[next_fd] : -1;
     a->verify = (enum wire_verify)m.verify;
     int r = open_program(a, packet, e);
     if (r == 0)
@@ -481,6 +483,8 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
         r = read_held(a, held_fd, e);
     if (r == 0 && peers_fd >= 0)
         r = links_read_peers(a, peers_fd, e);
+    if (r == 0 && comm_fd >= 0)
+        r = links_read_comm(a, comm_fd, e);
     if (r == 0)
         r = open_places(a, packet, &m, e);
     if (r == 0)
@@ -532,6 +536,7 @@ void attempt_close(struct attempt *a)
     mem_free(a->held);
     mem_free(a->peers);
     mem_free(a->peer_of);
+    mem_free(a->takes_part);
     mem_free(a->pairs);
     mem_free(a->index);
     if (a->data != NULL)

@@ -239,6 +239,29 @@ static void on_stop(struct plane *p, struct wire_packet *packet)
     p->stop = true;
 }
 
+#if defined(RS_CUDA)
+static void on_comm_id(struct plane *p, struct wire_packet *packet)
+{
+    struct err e = {0};
+    struct wire_comm_id id;
+    _Static_assert(sizeof id.id == (size_t)TRANSPORT_NCCL_ID_BYTES, "an id travels whole");
+    int r = p->nccl == NULL ? err_set(&e, RS_EPRECOND, "transport '%s' has no communicators",
+                                      p->hello.transport)
+                            : transport_nccl_node_id(p->nccl, id.id, &e);
+    if (r != 0)
+        plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+    else
+        plane_answer(p, &packet->header, WIRE_COMM_ID_MADE, 0, &id, sizeof(id), -1);
+}
+#else
+static void on_comm_id(struct plane *p, struct wire_packet *packet)
+{
+    struct err e;
+    int r = err_set(&e, RS_EPRECOND, "this reshardd has no NCCL: build it with CUDA=1");
+    plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
+}
+#endif
+
 /* --- dispatch --------------------------------------------------------------------------------- */
 
 static void (*const handlers[])(struct plane *p, struct wire_packet *packet) = {
@@ -246,7 +269,7 @@ static void (*const handlers[])(struct plane *p, struct wire_packet *packet) = {
     [WIRE_UNBIND] = worker_unbind, [WIRE_PUBLISH] = errand_start,    [WIRE_APPLY] = errand_start,
     [WIRE_CHECK] = errand_start,   [WIRE_PREPARE] = attempt_prepare, [WIRE_START] = attempt_start,
     [WIRE_ABORT] = attempt_abort,  [WIRE_LEASE] = on_lease,          [WIRE_STOP] = on_stop,
-    [WIRE_STATS] = on_stats,
+    [WIRE_STATS] = on_stats,       [WIRE_COMM_ID] = on_comm_id,
 };
 
 static void refuse(struct plane *p, const struct wire_packet *packet, int code, const char *why)

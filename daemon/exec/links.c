@@ -86,6 +86,51 @@ static bool is_local(const struct program *p, uint32_t device)
     return false;
 }
 
+static int check_comm(const struct attempt *a, size_t n_bytes, struct err *e)
+{
+    const struct program *p = &a->program;
+    if (n_bytes < sizeof(a->comm) || a->comm.n_devices != p->n_plan_devices ||
+        n_bytes - sizeof(a->comm) != a->comm.n_devices)
+        return err_set(e, RS_EPROTO, "communicator: %zu bytes for %u devices, the plan has %u",
+                       n_bytes, a->comm.n_devices, p->n_plan_devices);
+    return 0;
+}
+
+/* A device that sends or receives without a comm rank would wait for ever. */
+static int check_members(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    for (uint32_t s = 0; s < p->n_streams; s++) {
+        uint32_t here = p->devices[p->streams[s].device].device, peer = p->streams[s].peer;
+        if (a->takes_part[here] == 0 || a->takes_part[peer] == 0)
+            return err_set(e, RS_EPROTO, "communicator: device %u moves bytes and is not in it",
+                           a->takes_part[here] == 0 ? here : peer);
+    }
+    for (uint32_t d = 0; d < p->n_plan_devices; d++)
+        if (a->takes_part[d] != 0 && a->peer_of != NULL && a->peer_of[d] == UINT32_MAX &&
+            !is_local(p, d))
+            return err_set(e, RS_EPROTO, "communicator: device %u is on no node", d);
+    return 0;
+}
+
+int links_read_comm(struct attempt *a, int fd, struct err *e)
+{
+    const void *data;
+    size_t n_bytes;
+    int r = wire_map_fd(fd, &data, &n_bytes, e);
+    if (r < 0)
+        return err_prefix(e, r, "communicator");
+    if (n_bytes >= sizeof(a->comm))
+        memcpy(&a->comm, data, sizeof(a->comm));
+    r = check_comm(a, n_bytes, e);
+    if (r == 0 && (a->takes_part = mem_alloc(a->comm.n_devices + 1U)) == NULL)
+        r = err_set(e, RS_ENOMEM, "out of memory");
+    if (r == 0)
+        memcpy(a->takes_part, (const uint8_t *)data + sizeof(a->comm), a->comm.n_devices);
+    wire_unmap(data, n_bytes);
+    return r == 0 ? check_members(a, e) : r;
+}
+
 static const struct wire_peer *peer_at(const struct attempt *a, uint32_t device)
 {
     return a->peer_of == NULL || a->peer_of[device] == UINT32_MAX ? NULL
@@ -104,12 +149,12 @@ int links_check(const struct attempt *a, struct err *e)
                            "device %u of the plan is on another node, and this data plane was not "
                            "told where",
                            device);
-        if (a->plane->tcp == NULL)
+        if (a->plane->tcp == NULL && a->takes_part == NULL)
             return err_set(e, RS_EPRECOND,
                            "device %u of the plan is on node '%s', which transport '%s' does "
                            "not reach: set transport = tcp",
                            device, peer_at(a, device)->name,
-                           a->plane->nccl != NULL ? "nccl" : "memory");
+                           a->plane->nccl != NULL ? "nccl without a communicator" : "memory");
     }
     return 0;
 }
@@ -135,7 +180,7 @@ static bool same_links(const struct model *m, const struct attempt *a)
     for (uint32_t d = 0; d < m->n_plan_devices; d++)
         if (m->parts[d] != part_of(a, d))
             return false;
-    return true;
+    return memcmp(&m->comm, &a->comm, sizeof(m->comm)) == 0;
 }
 
 /* What transport_tcp_open and _renew are told; the caller frees it. */
@@ -208,7 +253,7 @@ static void stuck(void *arg)
     _exit(EXIT_FAILURE);
 }
 
-/* All devices are of this node: it makes the communicators' ids itself. */
+/* Where all devices are of this node, it makes the communicators' ids itself. */
 static int open_nccl(const struct attempt *a, struct err *e)
 {
     const struct program *p = &a->program;
@@ -216,13 +261,15 @@ static int open_nccl(const struct attempt *a, struct err *e)
     struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
     bool *takes_part = mem_calloc(p->n_plan_devices, sizeof(*takes_part));
     int r = devices == NULL || takes_part == NULL ? err_set(e, RS_ENOMEM, "out of memory") : 0;
-    for (uint32_t i = 0; r == 0 && i < p->n_devices; i++) {
-        devices[p->devices[i].device] = a->plane->devices[i].device;
-        takes_part[p->devices[i].device] = true;
-    }
+    for (uint32_t d = 0; r == 0 && d < p->n_plan_devices; d++)
+        takes_part[d] = a->takes_part != NULL ? a->takes_part[d] != 0 : is_local(p, d);
+    for (uint32_t i = 0; r == 0 && i < p->n_devices; i++)
+        if (takes_part[p->devices[i].device])
+            devices[p->devices[i].device] = a->plane->devices[i].device;
     if (r == 0)
         r = transport_nccl_open(a->plane->nccl, devices, takes_part, p->n_plan_devices, a->epoch,
-                                NULL, &options, &a->model->transport, e);
+                                a->takes_part != NULL ? a->comm.id : NULL, &options,
+                                &a->model->transport, e);
     mem_free(devices);
     mem_free(takes_part);
     return r;
@@ -275,6 +322,7 @@ static int note_parts(struct model *m, const struct attempt *a)
         return RS_ENOMEM;
     m->epoch = a->epoch;
     m->n_plan_devices = p->n_plan_devices;
+    m->comm = a->comm;
     for (uint32_t d = 0; d < p->n_plan_devices; d++)
         m->parts[d] = (uint8_t)part_of(a, d);
     memset(m->plan_device, 0xFF, sizeof(m->plan_device));
@@ -333,10 +381,23 @@ static int find_pairs(struct attempt *a)
     return 0;
 }
 
+/* NCCL does not tell who is missing. */
+static void name_nodes(const struct attempt *a, struct err *e)
+{
+    size_t n = strlen(e->text);
+    for (uint32_t i = 0; i < a->n_peers && n + 1 < sizeof(e->text); i++) {
+        int k = snprintf(e->text + n, sizeof(e->text) - n, "%s %s",
+                         i == 0 ? "; others are on" : ",", a->peers[i].name);
+        n += k > 0 ? (size_t)k : 0;
+    }
+}
+
 static void on_connected(struct mailbox_item *item)
 {
     struct attempt *a = container_of(item, struct attempt, connected);
     a->connecting = false;
+    if (a->connect_status == RS_EDEADLINE && a->takes_part != NULL)
+        name_nodes(a, &a->connect_err);
     if (a->connect_status != 0 && a->connect_status != RS_ECANCELED)
         attempt_fail(a, a->connect_status, &a->connect_err, UINT32_MAX, UINT32_MAX);
     attempt_settle(a);

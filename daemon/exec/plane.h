@@ -84,7 +84,8 @@ struct model {
     struct transport *transport;
     uint32_t n_plan_devices;
     uint32_t plan_device[PLANE_MAX_DEVICES]; /* of each local device; UINT32_MAX: takes no part */
-    uint8_t *parts; /* [n_plan_devices]: here, elsewhere, nowhere (links.c) */
+    uint8_t *parts;        /* [n_plan_devices]: here, elsewhere, nowhere (links.c) */
+    struct wire_comm comm; /* with nccl over several nodes: the communicator */
     struct attempt *attempt;
 };
 

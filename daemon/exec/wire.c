@@ -166,15 +166,20 @@ void wire_packet_close(struct wire_packet *p)
 const char *wire_type_name(uint32_t type)
 {
     static const char *const names[] = {
-        [WIRE_HELLO] = "HELLO",         [WIRE_READY] = "READY",       [WIRE_MAP] = "MAP",
-        [WIRE_MAPPED] = "MAPPED",       [WIRE_BIND] = "BIND",         [WIRE_BOUND] = "BOUND",
-        [WIRE_UNBIND] = "UNBIND",       [WIRE_UNBOUND] = "UNBOUND",   [WIRE_PUBLISH] = "PUBLISH",
-        [WIRE_PUBLISHED] = "PUBLISHED", [WIRE_PREPARE] = "PREPARE",   [WIRE_PREPARED] = "PREPARED",
-        [WIRE_START] = "START",         [WIRE_PROGRESS] = "PROGRESS", [WIRE_STAGED] = "STAGED",
-        [WIRE_APPLY] = "APPLY",         [WIRE_APPLIED] = "APPLIED",   [WIRE_CHECK] = "CHECK",
-        [WIRE_CHECKED] = "CHECKED",     [WIRE_ABORT] = "ABORT",       [WIRE_QUIESCED] = "QUIESCED",
-        [WIRE_LEASE] = "LEASE",         [WIRE_STATS] = "STATS",       [WIRE_COUNTED] = "COUNTED",
-        [WIRE_STOP] = "STOP",           [WIRE_FAILED] = "FAILED",
+        [WIRE_HELLO] = "HELLO",       [WIRE_READY] = "READY",
+        [WIRE_MAP] = "MAP",           [WIRE_MAPPED] = "MAPPED",
+        [WIRE_BIND] = "BIND",         [WIRE_BOUND] = "BOUND",
+        [WIRE_UNBIND] = "UNBIND",     [WIRE_UNBOUND] = "UNBOUND",
+        [WIRE_PUBLISH] = "PUBLISH",   [WIRE_PUBLISHED] = "PUBLISHED",
+        [WIRE_PREPARE] = "PREPARE",   [WIRE_PREPARED] = "PREPARED",
+        [WIRE_START] = "START",       [WIRE_PROGRESS] = "PROGRESS",
+        [WIRE_STAGED] = "STAGED",     [WIRE_APPLY] = "APPLY",
+        [WIRE_APPLIED] = "APPLIED",   [WIRE_CHECK] = "CHECK",
+        [WIRE_CHECKED] = "CHECKED",   [WIRE_ABORT] = "ABORT",
+        [WIRE_QUIESCED] = "QUIESCED", [WIRE_LEASE] = "LEASE",
+        [WIRE_STATS] = "STATS",       [WIRE_COUNTED] = "COUNTED",
+        [WIRE_STOP] = "STOP",         [WIRE_FAILED] = "FAILED",
+        [WIRE_COMM_ID] = "COMM_ID",   [WIRE_COMM_ID_MADE] = "COMM_ID_MADE",
     };
     if (type >= sizeof(names) / sizeof(names[0]) || names[type] == NULL)
         return "unknown";

@@ -13,7 +13,8 @@
  *   BIND    worker, memory + 2 fds     BOUND (code)
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
  *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
- *   PREPARE places + 2 to 5 fds        PREPARED | FAILED
+ *   COMM_ID                            COMM_ID_MADE | FAILED: names a communicator, once
+ *   PREPARE places + 2 to 6 fds        PREPARED | FAILED
  *   START                              PROGRESS*, then STAGED + fd: u64 per hold, or FAILED
  *   APPLY   worker, version            APPLIED + fd: u64 fingerprint per tensor | FAILED
  *   CHECK   worker, memory             CHECKED + fd: u64 fingerprint per tensor | FAILED
@@ -42,11 +43,12 @@
 #define WIRE_PROTOCOL UINT32_C(2)
 enum {
     WIRE_MAX_BYTES = 64 * 1024,
-    WIRE_MAX_FDS = 5,
+    WIRE_MAX_FDS = 6,
     WIRE_TEXT_BYTES = 1024,
     WIRE_ADDRESS_BYTES = 64,
     WIRE_NAME_BYTES = 64,
     WIRE_TOKEN_BYTES = 16,
+    WIRE_COMM_ID_BYTES = 128,
     WIRE_MAX_PEERS = 4096
 };
 
@@ -76,7 +78,9 @@ enum wire_type {
     WIRE_STATS,
     WIRE_COUNTED,
     WIRE_STOP,
-    WIRE_FAILED
+    WIRE_FAILED,
+    WIRE_COMM_ID,
+    WIRE_COMM_ID_MADE
 };
 
 enum wire_memory { WIRE_LIVE, WIRE_SHADOW };
@@ -168,7 +172,9 @@ struct wire_publish {
  *               else altogether. Where one end was told and the other was not, the attempt fails (RS_EPROTO); nothing
  *               lands where it should not.
  *
- * With peers, PREPARED comes once all outgoing connections stand (tried again until the deadline,
+ *   [comm]      transport nccl with peers: struct wire_comm and what follows it
+ *
+ * With peers, PREPARED comes once all outgoing connections (with nccl: the communicator) stand (tried again until the deadline,
  * since the other side may prepare later); else FAILED names device, node and address. */
 struct wire_prepare {
     uint64_t deadline_ns; /* monotonic */
@@ -178,6 +184,8 @@ struct wire_prepare {
     uint32_t n_layouts;
     uint32_t has_peers;
     uint32_t has_skips;
+    uint32_t has_comm;
+    uint32_t reserved;
 };
 
 /* One node that takes part, as this one reaches it. The token is of this attempt and this pair of
@@ -198,6 +206,21 @@ struct wire_peer {
 struct wire_peers {
     uint32_t n_peers;
     uint32_t n_devices; /* = program.n_plan_devices */
+};
+
+/* The communicator of an attempt over several nodes. Where the model's stands with this id it is used
+ * again, else it is ended and one with this id takes its place: each data plane does so on its own.
+ * Followed by a byte for each of the plan's devices: 1 where it takes part. Comm ranks are given to
+ * those in their order. */
+struct wire_comm {
+    uint8_t id[WIRE_COMM_ID_BYTES];
+    uint32_t n_devices; /* = program.n_plan_devices */
+    uint32_t reserved;
+};
+
+/* The body of COMM_ID_MADE. This process must live until all have joined. */
+struct wire_comm_id {
+    uint8_t id[WIRE_COMM_ID_BYTES];
 };
 
 struct wire_place {

@@ -135,6 +135,10 @@ static void prepare_fill(struct api_order *a, const struct node_order *o, uint64
     to->input_digests = (uint64_t *)(uintptr_t)o->input_digests;
     to->n_input_digests = ATTEMPT_PARTS;
     peers_fill(to, o, s);
+    if (o->has_comm_id) {
+        to->comm_id.data = (uint8_t *)(uintptr_t)o->comm_id;
+        to->comm_id.len = sizeof o->comm_id;
+    }
 }
 
 int api_order_fill(struct api_order *to, const struct node_order *from, uint64_t now_ns,
@@ -325,13 +329,15 @@ static int input_read(struct frame *f, const Reshard__V1__AttemptInput *from, st
     return r;
 }
 
-static int peer_read(const Reshard__V1__AttemptPeer *from, struct attempt_peer *to, struct err *e)
+/* `listens`: it is reached at its port; else by the communicator. */
+static int peer_read(const Reshard__V1__AttemptPeer *from, bool listens, struct attempt_peer *to,
+                     struct err *e)
 {
     struct address a;
     int r = api_digest_check("peer.token", &from->token, sizeof to->token, e);
     if (r != 0)
         return r;
-    if (from->node >= NODE_MAX || from->port == 0 || from->port > UINT16_MAX)
+    if (from->node >= NODE_MAX || (listens && from->port == 0) || from->port > UINT16_MAX)
         return err_set(e, RS_EPROTO, "peer: node %u, port %u", from->node, from->port);
     if ((r = address_parse(from->address, false, &a, e)) != 0)
         return err_prefix(e, RS_EPROTO, "peer of node %u", from->node);
@@ -353,14 +359,19 @@ static int prepare_read(struct frame *f, const Reshard__V1__PrepareOrder *from, 
         return err_set(e, RS_EPROTO, "prepare: no input, or %zu digests of its parts",
                        from->n_input_digests);
     int r = api_digest_check("prepare.plan_digest", &from->plan_digest, sizeof to->plan_digest, e);
+    to->has_comm_id = from->comm_id.len != 0;
     for (size_t i = 0; r == 0 && i < from->n_peers; i++)
-        r = peer_read(from->peers[i], &peers[i], e);
+        r = peer_read(from->peers[i], !to->has_comm_id, &peers[i], e);
+    if (r == 0 && to->has_comm_id)
+        r = api_digest_check("prepare.comm_id", &from->comm_id, sizeof to->comm_id, e);
     if (r != 0)
         return r;
     to->deadline_ns = api_deadline(from->deadline_left_ns, now_ns);
     to->transfer_timeout_ms = from->transfer_timeout_ms;
     memcpy(to->plan_digest, from->plan_digest.data, sizeof to->plan_digest);
     memcpy(to->input_digests, from->input_digests, sizeof to->input_digests);
+    if (to->has_comm_id)
+        memcpy(to->comm_id, from->comm_id.data, sizeof to->comm_id);
     to->peers = peers;
     to->n_peers = (uint32_t)from->n_peers;
     return input_read(f, from->input, e);
@@ -370,7 +381,7 @@ int api_order_read(const Reshard__V1__NodeOrder *from, uint64_t now_ns, struct f
                    struct err *e)
 {
     struct node_order *to = &ret->order;
-    if (from->type < NODE_ORDER_PREPARE || from->type > NODE_ORDER_EVICT)
+    if (from->type < NODE_ORDER_PREPARE || from->type > NODE_ORDER_COMM_ID)
         return err_set(e, RS_EPROTO, "order.type: %u", from->type);
     if ((from->type == NODE_ORDER_PREPARE) != (from->prepare != NULL))
         return err_set(e, RS_EPROTO, "order of type %u %s what PREPARE needs", from->type,

@@ -257,6 +257,14 @@ int api_report_fill(struct api_report *to, const struct node_report *from, uint6
         to->m.cells = &to->cells;
         cells_fill(&to->cells, from, s);
         break;
+    case NODE_REPORT_COMM_ID:
+        reshard__v1__comm_id__init(&to->comm_id);
+        to->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_COMM_ID;
+        to->m.comm_id = &to->comm_id;
+        to->comm_id.attempt = from->attempt;
+        to->comm_id.id.data = (uint8_t *)(uintptr_t)from->comm_id;
+        to->comm_id.id.len = sizeof from->comm_id;
+        break;
     default:
         return err_set(e, RS_EINVAL, "a report of type %d is not known", from->type);
     }
@@ -411,6 +419,18 @@ static int cells_read(const Reshard__V1__CellPrints *from, struct frame *f, stru
     return 0;
 }
 
+static int comm_id_read(const Reshard__V1__CommId *from, struct node_report *r, struct err *e)
+{
+    int x = api_digest_check("comm_id.id", &from->id, sizeof r->comm_id, e);
+    if (x != 0)
+        return x;
+    r->type = NODE_REPORT_COMM_ID;
+    r->event.cookie = 0;
+    r->attempt = from->attempt;
+    memcpy(r->comm_id, from->id.data, sizeof r->comm_id);
+    return 0;
+}
+
 static int small_read(const Reshard__V1__NodeReport *m, struct refit_event *ev, struct err *e)
 {
     switch (m->what_case) {
@@ -474,6 +494,8 @@ int api_report_read(const Reshard__V1__NodeReport *from, uint64_t now_ns, struct
     case RESHARD__V1__NODE_REPORT__WHAT_CELLS:
         r->event.cookie = 0;
         return cells_read(from->cells, ret, e);
+    case RESHARD__V1__NODE_REPORT__WHAT_COMM_ID:
+        return comm_id_read(from->comm_id, r, e);
     case RESHARD__V1__NODE_REPORT__WHAT_PUBLISH_ASK:
         r->type = NODE_REPORT_PUBLISH_ASK;
         r->event.cookie = 0;

@@ -26,7 +26,8 @@ enum {
     NODE_NAME_BYTES = 64,    /* with its NUL */
     NODE_ADDRESS_BYTES = 64, /* numeric address, with its NUL */
     NODE_TOKEN_BYTES = 16,
-    NODE_PAGE_CELLS = 32768 /* struct cell_print in one CELLS report */
+    NODE_COMM_ID_BYTES = 128, /* what names a communicator of NCCL */
+    NODE_PAGE_CELLS = 32768   /* struct cell_print in one CELLS report */
 };
 
 /* A worker that takes part in an attempt. */
@@ -65,7 +66,7 @@ enum attempt_part {
 struct attempt_peer {
     uint32_t node;
     char address[NODE_ADDRESS_BYTES];
-    uint16_t port;
+    uint16_t port; /* 0: its data plane listens nowhere (transport nccl) */
     uint8_t token[NODE_TOKEN_BYTES];
 };
 
@@ -81,7 +82,10 @@ enum node_order_type {
     NODE_ORDER_REPLY,     /* to the report with that cookie */
     NODE_ORDER_COMMITTED, /* the newest committed version of a model: for polls and watchers */
     NODE_ORDER_WORKER,    /* what a worker's memory holds, by the decider */
-    NODE_ORDER_EVICT      /* ends a worker's lease; text says why */
+    NODE_ORDER_EVICT,     /* ends a worker's lease; text says why */
+    /* GPUs of several nodes are to have a communicator, and this node has its comm rank 0: its data plane
+     * (`data_plane`) makes an id for it; answered COMM_ID or FAILED of `attempt` */
+    NODE_ORDER_COMM_ID
 };
 
 struct node_order {
@@ -108,6 +112,10 @@ struct node_order {
     uint64_t input_digests[ATTEMPT_PARTS]; /* of the parts of `input` as the coordinator has them */
     const struct attempt_peer *peers;      /* the other nodes that take part */
     uint32_t n_peers;
+    /* transport nccl, several nodes: the communicator that the attempt uses, of the participants' devices in the
+     * topology's order. One that stands is used again where it has this id, else one is made with it, by each node. */
+    bool has_comm_id;
+    uint8_t comm_id[NODE_COMM_ID_BYTES];
 };
 
 enum node_report_type {
@@ -118,7 +126,8 @@ enum node_report_type {
     /* A source worker asks whether it may publish a version: REPLY with code 0 and value 1 (published already, it
      * holds) or 0 (fingerprint it, then report PUBLISHED), or with the reason why not. */
     NODE_REPORT_PUBLISH_ASK,
-    NODE_REPORT_CELLS /* fingerprints of cells that other nodes hold too; before STAGED */
+    NODE_REPORT_CELLS,  /* fingerprints of cells that other nodes hold too; before STAGED */
+    NODE_REPORT_COMM_ID /* what NODE_ORDER_COMM_ID asked for, never used before */
 };
 
 /* A cell as one node saw it. All of the node's own holders of that side agree on it (else it has FAILED). */
@@ -149,7 +158,7 @@ struct node_report {
     struct refit_event event; /* EVENT */
     uint64_t cookie;          /* PUBLISH_ASK */
     uint64_t worker, version; /* PUBLISH_ASK */
-    uint64_t attempt;         /* CELLS */
+    uint64_t attempt;         /* CELLS, COMM_ID */
     /* EVENT ATTACHED: the rest of what the roster wants to know, and folds of what its memory claims to hold (0 where it
      * claims nothing): event.attached.live and .shadow are the claims, the coordinator compares. */
     uint8_t layout[16];
@@ -175,6 +184,7 @@ struct node_report {
     /* CELLS */
     const struct cell_print *cells;
     uint32_t n_cells;
+    uint8_t comm_id[NODE_COMM_ID_BYTES]; /* COMM_ID */
 };
 
 #endif

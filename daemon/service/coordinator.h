@@ -69,6 +69,13 @@ struct roster_entry {
     bool leaving;                     /* it has been told to go: its node is drained */
 };
 
+/* A communicator of devices on several nodes (comm.h). */
+struct run_comm {
+    bool has, asked;
+    uint64_t key; /* what it depends on */
+    uint8_t id[NODE_COMM_ID_BYTES];
+};
+
 /* The attempt in flight, as far as it is carried out for all nodes together. */
 struct run {
     uint64_t id, version, epoch;   /* id 0: none */
@@ -81,6 +88,7 @@ struct run {
     bool wants_devices; /* PREPARE waits for other models' refits */
     bool has_devices;
     bool sources_agree;
+    struct run_comm comm;
     struct run_node {
         bool wanted;         /* the decider wants it prepared */
         bool sent;           /* PREPARE went there */
@@ -107,6 +115,7 @@ struct decider {
     uv_timer_t deadline;
     uv_timer_t retry; /* after RS_ENOMEM */
     struct run run;
+    struct run_comm comm;    /* that stands on all its nodes since the last commit */
     struct queue roster;     /* struct roster_entry */
     struct queue watchers;   /* struct watcher: of refits */
     struct held_store *held; /* folds of committed versions, for workers that attach again */
@@ -173,6 +182,8 @@ void run_abort(struct decider *d, const struct refit_action *a);
 void run_expel(struct decider *d, const struct refit_action *a);
 /* What a node saw of cells that others hold too. */
 void run_cells(struct decider *d, uint32_t node, const struct node_report *r);
+/* The id of the communicator that PREPARE waits for. */
+void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r);
 /* A node has staged: false where it is known by now that the nodes differ, and nobody is to be told. */
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
 /* A PROGRESS was taken: watchers hear of it now and then. */

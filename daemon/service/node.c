@@ -6,6 +6,7 @@
 #include "base/crash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "service/comm.h"
 #include "service/coordinator.h"
 #include "service/lease.h"
 #include "service/part.h"
@@ -113,7 +114,7 @@ static struct model *model_of(struct service *s, const struct node_order *o)
         return m;
     log_error("model %s: an order of the coordinator is not followed: %s", o->model,
               err_text(&e, r));
-    if (o->type == NODE_ORDER_PREPARE) {
+    if (o->type == NODE_ORDER_PREPARE || o->type == NODE_ORDER_COMM_ID) {
         struct node_report report = {
             .type = NODE_REPORT_EVENT,
             .model = o->model,
@@ -135,6 +136,10 @@ void node_order_take(struct service *s, const struct node_order *o)
     case NODE_ORDER_EXPEL:
         if ((m = model_of(s, o)) != NULL)
             part_order(m->part, o);
+        break;
+    case NODE_ORDER_COMM_ID:
+        if ((m = model_of(s, o)) != NULL)
+            comm_id_make(m->part, o);
         break;
     case NODE_ORDER_COMMITTED:
         if ((m = model_of(s, o)) != NULL)

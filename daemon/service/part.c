@@ -398,6 +398,7 @@ static void on_closed(uv_handle_t *h)
 void part_close(struct part *p)
 {
     clear(p);
+    link_forget(p->model->service->link, &p->comm);
     prepare_free(p->next);
     p->next = NULL;
     uv_close((uv_handle_t *)&p->deadline, on_closed);

@@ -30,6 +30,8 @@ struct prepare {
     uint64_t input_digests[ATTEMPT_PARTS];
     uint64_t deadline_ns;
     uint32_t transfer_timeout_ms;
+    bool has_comm_id;
+    uint8_t comm_id[NODE_COMM_ID_BYTES];
 };
 
 struct part {
@@ -45,6 +47,8 @@ struct part {
     struct landed_job *landing; /* NULL: none */
     bool sent;                  /* PREPARE went to this data plane: ABORT must follow it */
     struct link_request prepare, start, abort;
+    struct link_request comm; /* of no attempt here: the coordinator asked for an id */
+    uint64_t comm_attempt;
     struct wire_progress progress;
     struct memory_fold *folds; /* what has landed; owned */
     uint32_t n_folds;

@@ -7,6 +7,7 @@
 #include "base/crash.h"
 #include "base/mem.h"
 #include "exec/skips.h"
+#include "service/comm.h"
 #include "service/part.h"
 #include "service/share.h"
 
@@ -34,6 +35,8 @@ struct prepare *prepare_copy(const struct node_order *from)
     o->content = from->content;
     o->deadline_ns = from->deadline_ns;
     o->transfer_timeout_ms = from->transfer_timeout_ms;
+    o->has_comm_id = from->has_comm_id;
+    memcpy(o->comm_id, from->comm_id, sizeof o->comm_id);
     memcpy(o->plan_digest, from->plan_digest, sizeof o->plan_digest);
     memcpy(o->input_digests, from->input_digests, sizeof o->input_digests);
     o->input = attempt_input_copy(from->input);
@@ -428,6 +431,16 @@ static int peers_add(const struct part *p, struct prepare_fds *x, struct err *e)
     return r;
 }
 
+static int comm_add(const struct part *p, struct prepare_fds *x, struct err *e)
+{
+    struct buf b;
+    buf_init(&b);
+    int r = comm_encode(p->now, &b) != 0 ? err_set(e, RS_ENOMEM, "no memory to prepare")
+                                         : fd_add(x, "reshard-comm", b.data, b.n_bytes, e);
+    buf_close(&b);
+    return r;
+}
+
 static int fds_make(const struct part *p, const struct buf *skips, struct wire_prepare *body,
                     struct prepare_fds *x, struct err *e)
 {
@@ -443,6 +456,9 @@ static int fds_make(const struct part *p, const struct buf *skips, struct wire_p
         r = peers_add(p, x, e);
     if (r == 0 && body->has_skips)
         r = fd_add(x, "reshard-skips", skips->data, skips->n_bytes, e);
+    body->has_comm = p->now->has_comm_id;
+    if (r == 0 && p->now->has_comm_id)
+        r = comm_add(p, x, e);
     return r;
 }
 

@@ -21,6 +21,7 @@
 #include "service/attempt_input.h"
 #include "service/cells.h"
 #include "service/cells_blame.h"
+#include "service/comm.h"
 #include "service/compare.h"
 #include "service/held.h"
 #include "service/nodes.h"
@@ -318,6 +319,8 @@ static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_tim
     if (peers == NULL)
         return RS_ENOMEM;
     peers_fill(d, index, peers);
+    o.has_comm_id = d->run.comm.has;
+    memcpy(o.comm_id, d->run.comm.id, sizeof o.comm_id);
     memcpy(o.plan_digest, plan_totals(d->run.plan->plan)->digest, sizeof o.plan_digest);
     memcpy(o.input_digests, digests, sizeof o.input_digests);
     d->run.nodes[index].sent = true;
@@ -343,6 +346,7 @@ static void prepares_send(struct decider *d)
         v != NULL ? v->transfer_timeout_ms : d->coordinator->service->config->transfer_timeout_ms;
     uint64_t id = d->run.id, digests[ATTEMPT_PARTS];
     held_fill(d);
+    comm_use(d);
     attempt_input_digest(d->run.input, digests);
     for (uint32_t i = 0; d->run.id == id && i < d->run.input->topology->n_nodes; i++) {
         uint32_t node = d->run.input->nodes[i];
@@ -364,10 +368,18 @@ static void prepare_continue(struct decider *d)
         return;
     if (d->run.input->verify == WIRE_VERIFY_OFF && !sources_expect(d))
         d->run.sources_agree = true;
-    if (d->run.sources_agree)
-        prepares_send(d);
-    else if (d->run.checking == NULL && source_check_start(d) != 0)
+    if (d->run.sources_agree) {
+        if (comm_ready(d))
+            prepares_send(d);
+    } else if (d->run.checking == NULL && source_check_start(d) != 0) {
         failed_here(d, RS_ENOMEM, "no memory to compare the sources");
+    }
+}
+
+void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r)
+{
+    if (comm_take(d, node, r))
+        prepare_continue(d);
 }
 
 void run_prepare(struct decider *d, const struct refit_action *a)
@@ -551,6 +563,7 @@ void run_end(struct decider *d, bool committed)
         devices_give(d);
     if (committed)
         (void)held_load(d->held, r->version, r->folds.data, r->folds.n_bytes);
+    comm_end(d, committed);
     end_send(d, committed);
     plan_entry_unref(r->plan);
     attempt_input_free(r->input);

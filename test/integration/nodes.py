@@ -88,6 +88,9 @@ class Nodes:
                          "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(10000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)},
                          "cluster": {"nodes": addresses, "coordinator": coordinator, "insecure_network": "yes"}}
+        # On the stand-in for GPUs: its libraries are on the library path (make check-standin).
+        if os.environ.get("RESHARD_BACKEND") == "cuda":
+            self.settings["devices"].update(backend="cuda", transport="nccl")
         for key, value in settings.items():
             section, name = key.split("__")
             self.settings.setdefault(section, {})[name] = value

@@ -179,7 +179,7 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
 
 static void rnd_report(uint64_t *s, struct pool *pool, struct node_report *r)
 {
-    *r = (struct node_report){.type = (enum node_report_type)(1 + rnd(s, 3))};
+    *r = (struct node_report){.type = (enum node_report_type)(1 + rnd(s, NODE_REPORT_COMM_ID))};
     r->model = rnd_text(s, pool);
     if (r->type == NODE_REPORT_EVENT) {
         rnd_event(s, pool, r);
@@ -187,6 +187,9 @@ static void rnd_report(uint64_t *s, struct pool *pool, struct node_report *r)
         r->cookie = random_next(s);
         r->worker = random_next(s);
         r->version = random_next(s);
+    } else if (r->type == NODE_REPORT_COMM_ID) {
+        r->attempt = random_next(s);
+        rnd_bytes(s, r->comm_id, sizeof r->comm_id);
     } else {
         r->attempt = random_next(s);
         r->n_cells = (uint32_t)rnd(s, 50);
@@ -257,7 +260,7 @@ static struct attempt_input *rnd_input(uint64_t *s, struct pool *pool)
 
 static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
 {
-    *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_EVICT))};
+    *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_COMM_ID))};
     o->model = rnd_text(s, pool);
     uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch,     &o->worker,
                            &o->cookie,  &o->value,   &o->wall_ns,   &o->held,
@@ -285,6 +288,9 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
         rnd_bytes(s, peers[i].token, sizeof peers[i].token);
     }
     o->peers = peers;
+    o->has_comm_id = rnd(s, 2) != 0;
+    if (o->has_comm_id)
+        rnd_bytes(s, o->comm_id, sizeof o->comm_id);
 }
 
 static void rnd_join(uint64_t *s, struct pool *pool, struct frame_join *j)
@@ -441,6 +447,8 @@ static void say_report(struct buf *b, const struct node_report *r, uint64_t shif
     for (uint32_t i = 0; r->type == NODE_REPORT_CELLS && i < r->n_cells; i++)
         buf_printf(b, "%" PRIu64 ":%" PRIx64 ":%u:%u ", r->cells[i].cell, r->cells[i].fingerprint,
                    r->cells[i].layout, r->cells[i].rank);
+    if (r->type == NODE_REPORT_COMM_ID)
+        say_hex(b, r->comm_id, sizeof r->comm_id);
 }
 
 static void say_input(struct buf *b, const struct attempt_input *i)
@@ -485,6 +493,8 @@ static void say_order(struct buf *b, const struct node_order *o, uint64_t shift)
         buf_printf(b, "%u %s %u ", o->peers[i].node, o->peers[i].address, o->peers[i].port);
         say_hex(b, o->peers[i].token, sizeof o->peers[i].token);
     }
+    buf_printf(b, "comm %d ", o->has_comm_id);
+    say_hex(b, o->comm_id, sizeof o->comm_id);
     say_input(b, o->input);
 }
 

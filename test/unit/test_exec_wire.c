@@ -172,7 +172,7 @@ START_TEST(types_have_names)
     for (uint32_t t = WIRE_HELLO; t <= WIRE_FAILED; t++)
         ck_assert_str_ne(wire_type_name(t), "unknown");
     ck_assert_str_eq(wire_type_name(0), "unknown");
-    ck_assert_str_eq(wire_type_name(WIRE_FAILED + 1), "unknown");
+    ck_assert_str_eq(wire_type_name(WIRE_COMM_ID_MADE + 1), "unknown");
     ck_assert_str_eq(wire_type_name(WIRE_QUIESCED), "QUIESCED");
 }
 END_TEST

@@ -246,6 +246,7 @@ static void bad_peer_address(struct node_order *o, struct attempt_input *i)
 static void bad_peer_port(struct node_order *o, struct attempt_input *i)
 {
     (void)i;
+    o->has_comm_id = false; /* which needs none */
     ((struct attempt_peer *)(uintptr_t)o->peers)[0].port = 0;
 }
 
