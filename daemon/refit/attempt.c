@@ -606,6 +606,8 @@ static void memory_landed(const struct refit *r, uint32_t node)
         if (!w->taking_part || w->node != node || !worker_accepts(w) ||
             worker_instance(w)->excluded || r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;
+        if (w->held != r->in_flight->version) /* else it is known from before */
+            w->unsaid = r->in_flight->kind == REFIT_KIND_CATCH_UP;
         w->held = r->in_flight->version;
         w->held_content = r->publication;
         if (w->receive == REFIT_IN_PLACE)
@@ -647,13 +649,11 @@ bool attempt_close_gathering(struct step *s)
     return true;
 }
 
-void attempt_advance(struct step *s)
+static void advance_once(struct step *s)
 {
     struct refit *r = s->r;
-    if (r->in_flight == NULL)
-        side_consider(s);
     const struct refit_version *v = r->in_flight;
-    if (v == NULL || !r->begun || r->committing || v->ending != REFIT_NONE)
+    if (!r->begun || r->committing || v->ending != REFIT_NONE)
         return;
     if (v->phase.state == REFIT_SUBMITTED)
         gather(s);
@@ -663,4 +663,19 @@ void attempt_advance(struct step *s)
         attempt_judge(s);
     else if (v->phase.state == REFIT_ACCEPTING)
         side_judge(s);
+}
+
+/* Several phases at once where nothing has to be moved and nobody has to be asked. */
+void attempt_advance(struct step *s)
+{
+    struct refit *r = s->r;
+    if (r->in_flight == NULL)
+        side_consider(s);
+    for (int before = REFIT_NONE; r->in_flight != NULL && r->in_flight->phase.state != before;) {
+        const struct refit_version *v = r->in_flight;
+        before = v->phase.state;
+        advance_once(s);
+        if (r->in_flight != v)
+            return;
+    }
 }

@@ -221,8 +221,10 @@ struct refit_worker {
     bool released;        /* `published` may have been overwritten since */
     uint64_t claimed;     /* published to an earlier start or lease; it waits for the release */
     /* destinations */
-    uint64_t held;           /* version that receiving memory holds whole; 0: none or not known */
-    uint64_t held_content;   /* its publication sum; 0: not known */
+    uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
+    uint64_t held_content; /* its publication sum; 0: not known */
+    /* `held` came by a catch-up that has not ended well: its client knows nothing of it. */
+    bool unsaid;
     uint64_t applied;        /* version in live memory; 0: none */
     uint64_t skipped;        /* version that will never be applied here */
     bool torn;               /* live memory is partly written */

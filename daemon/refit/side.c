@@ -53,7 +53,7 @@ void side_free(struct refit *r)
 static bool worker_lacks(const struct refit *r, const struct refit_worker *w)
 {
     bool torn = w->receive == REFIT_IN_PLACE && w->torn;
-    return torn || (w->held != r->committed && w->applied != r->committed);
+    return torn || ((w->held != r->committed || w->unsaid) && w->applied != r->committed);
 }
 
 static bool instance_lacks(const struct refit *r, const struct refit_version *v,
@@ -383,8 +383,10 @@ static void caught_up(struct step *s)
     const struct refit_version *of = refit_find_version(r, r->side.version);
     r->n_catch_ups++;
     foreach_worker (w, r)
-        if (w->taking_part && worker_accepts(w))
+        if (w->taking_part && worker_accepts(w)) {
             attempt_memory_committed(s, w, &r->side);
+            w->unsaid = false;
+        }
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++) {
             struct refit_instance *instance = &l->instances[i];

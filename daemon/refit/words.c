@@ -33,12 +33,14 @@ const char *worker_name(struct step *s, const struct refit_worker *w)
 
 /* --- fitness --- */
 
-/* A committed version in the shadow that is neither applied nor skipped: not to be written over. */
+/* A committed version in the shadow that is neither applied nor skipped: not to be written over. One of which its client
+ * has not heard is nobody's to apply. */
 static bool shadow_waits(const struct refit *r, const struct refit_version *v,
                          const struct refit_worker *w)
 {
-    return w->receive == REFIT_STAGED_RECEIVE && w->held != 0 && w->held <= r->committed &&
-           w->held != v->version && w->applied < w->held && w->skipped < w->held;
+    return w->receive == REFIT_STAGED_RECEIVE && w->held != 0 && !w->unsaid &&
+           w->held <= r->committed && w->held != v->version && w->applied < w->held &&
+           w->skipped < w->held;
 }
 
 /* NULL, or what this destination rank lacks; *ret_later: it is attached and will come round. */

@@ -272,6 +272,7 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
 
 static void fill_memory(struct refit_worker *w, const struct refit *r, const struct refit_event *ev)
 {
+    uint64_t before = w->held;
     w->torn = ev->attached.torn;
     /* Only committed content can have been verified. */
     w->applied = ev->attached.live <= r->committed ? ev->attached.live : 0;
@@ -280,6 +281,7 @@ static void fill_memory(struct refit_worker *w, const struct refit *r, const str
                                                     : 0;
     const struct refit_version *v = refit_find_version(r, w->held);
     w->held_content = v == NULL ? 0 : v->publication;
+    w->unsaid = w->unsaid && w->held == before;
     fill_uncommitted(w, r, ev);
 }
 

@@ -767,6 +767,46 @@ START_TEST(a_catch_up_gives_way_to_a_newer_version)
 }
 END_TEST
 
+START_TEST(what_a_newcomer_holds_of_a_catch_up_that_gave_way_holds_up_nobody)
+{
+    struct bed b;
+    newcomer(&b, REFIT_STAGED_RECEIVE, true);
+    refit_find_worker(b.r, 22)->accept_automatically = false;
+    planned(&b);
+    carried_out(&b, REFIT_EV_PREPARED);
+    carried_out(&b, REFIT_EV_STAGED); /* it is asked, and does not answer */
+    ck_assert_uint_eq(worker(&b, 22)->held, 1);
+    (void)submit(&b, 2, "b", 1);
+    carried_out(&b, REFIT_EV_QUIESCED);
+    publish_all(&b, 2);
+    ck_assert_uint_eq(b.r->in_flight->version, 2);
+    ck_assert_int_eq(b.r->planning, true); /* and is waited for by nobody */
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_newcomer_that_has_the_bytes_already_is_asked_again_without_any)
+{
+    struct bed b;
+    newcomer(&b, REFIT_STAGED_RECEIVE, true);
+    refit_find_worker(b.r, 22)->accept_automatically = false;
+    planned(&b);
+    carried_out(&b, REFIT_EV_PREPARED);
+    carried_out(&b, REFIT_EV_STAGED);
+    (void)submit(&b, 2, "b", 1);
+    carried_out(&b, REFIT_EV_QUIESCED);
+    (void)abort_version(&b, 2);
+    ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
+    ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
+    ck_assert_int_eq(b.r->in_flight->phase.state,
+                     REFIT_ACCEPTING); /* nothing was planned or moved */
+    verdict(&b, 22, 1, true);
+    ck_assert_ptr_null(b.r->in_flight);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_COMMITTED), 1);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_trainer_that_has_published_the_committed_version_again_feeds_a_newcomer)
 {
     struct bed b;
@@ -1046,6 +1086,8 @@ END_TEST
     X(a_newcomer_gets_the_newest_committed_version_from_a_replica_by_itself)                       \
     X(a_newcomer_in_place_is_asked_to_pause_and_told_that_it_may_serve)                            \
     X(a_catch_up_gives_way_to_a_newer_version)                                                     \
+    X(what_a_newcomer_holds_of_a_catch_up_that_gave_way_holds_up_nobody)                           \
+    X(a_newcomer_that_has_the_bytes_already_is_asked_again_without_any)                            \
     X(a_trainer_that_has_published_the_committed_version_again_feeds_a_newcomer)                   \
     X(a_trainer_that_is_about_to_publish_something_else_feeds_nobody)                              \
     X(a_trainer_with_other_weights_feeds_nobody)                                                   \
