@@ -29,6 +29,7 @@ static const struct pb_field_limit field_limits[] = {
     {"reshard.v1.AttemptParticipants.layouts", FRAME_MAX_PARTICIPANTS},
     {"reshard.v1.AttemptParticipants.ranks", FRAME_MAX_PARTICIPANTS},
     {"reshard.v1.AttemptParticipants.held", FRAME_MAX_PARTICIPANTS},
+    {"reshard.v1.AttemptParticipants.shadow", FRAME_MAX_PARTICIPANTS},
 };
 static const struct pb_limits limits = {.max_depth = 6,
                                         .max_repeated = 1024,

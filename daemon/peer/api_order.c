@@ -46,9 +46,11 @@ static void participants_fill(Reshard__V1__AttemptParticipants *to, const struct
     to->layouts = api_scratch_array(s, n, sizeof *to->layouts);
     to->ranks = api_scratch_array(s, n, sizeof *to->ranks);
     to->held = api_scratch_array(s, n, sizeof *to->held);
+    to->shadow = api_scratch_array(s, n, sizeof *to->shadow);
     if (s->failed)
         return;
-    to->n_workers = to->n_nodes = to->n_devices = to->n_layouts = to->n_ranks = to->n_held = n;
+    to->n_workers = to->n_nodes = to->n_devices = to->n_layouts = to->n_ranks = to->n_held =
+        to->n_shadow = n;
     for (uint32_t k = 0; k < n; k++) {
         const struct participant *p = &i->participants[k];
         to->workers[k] = p->worker;
@@ -57,6 +59,7 @@ static void participants_fill(Reshard__V1__AttemptParticipants *to, const struct
         to->layouts[k] = p->layout;
         to->ranks[k] = p->rank;
         to->held[k] = p->held;
+        to->shadow[k] = p->shadow;
     }
 }
 
@@ -232,7 +235,7 @@ static int participants_read(struct frame *f, const Reshard__V1__AttemptParticip
 {
     size_t n = from->n_workers;
     if (from->n_nodes != n || from->n_devices != n || from->n_layouts != n || from->n_ranks != n ||
-        from->n_held != n)
+        from->n_held != n || from->n_shadow != n)
         return err_set(e, RS_EPROTO, "columns of participants differ in length");
     struct participant *p = api_frame_array(f, n, sizeof *p);
     if (p == NULL)
@@ -243,7 +246,8 @@ static int participants_read(struct frame *f, const Reshard__V1__AttemptParticip
                                     .device = from->devices[i],
                                     .layout = from->layouts[i],
                                     .rank = from->ranks[i],
-                                    .held = from->held[i]};
+                                    .held = from->held[i],
+                                    .shadow = from->shadow[i]};
         if (p[i].node >= NODE_MAX || p[i].layout > to->n_destinations)
             return err_set(e, RS_EPROTO, "participant %zu: node %u, layout %u", i, p[i].node,
                            p[i].layout);

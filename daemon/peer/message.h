@@ -37,6 +37,8 @@ struct participant {
     uint32_t layout; /* 0: the source layout; 1 + i: destinations[i] */
     uint32_t rank;
     bool held; /* destination: its receiving memory already holds the content, verified */
+    bool
+        shadow; /* source: a destination worker that feeds, and what is read is its shadow memory, not live */
 };
 
 /* All that a plan depends on: the same on every node, so each plans by itself and gets the same plan. */

@@ -188,6 +188,10 @@ int attempt_input_check(const struct attempt_input *in, struct err *e)
         if (p->layout > in->n_destinations || attempt_input_device(in, p) == UINT32_MAX)
             r = err_set(e, RS_EPROTO, "rank %u of layout %u: node %u has no device %u", p->rank,
                         p->layout, p->node, p->device);
+        else if (p->layout != 0 && p->shadow)
+            r = err_set(e, RS_EPROTO,
+                        "rank %u of layout %u: only what feeds is read from shadow memory", p->rank,
+                        p->layout);
         else if (i > 0 && participants_compare(p - 1, p) >= 0)
             r = err_set(e, RS_EPROTO, "rank %u of layout %u comes twice or out of order", p->rank,
                         p->layout);
@@ -228,7 +232,8 @@ static uint64_t participants_digest(const struct attempt_input *in)
     uint64_t d = mix_word(ATTEMPT_PART_PARTICIPANTS, in->n_participants);
     for (uint32_t i = 0; i < in->n_participants; i++) {
         const struct participant *p = &in->participants[i];
-        const uint64_t words[] = {p->worker, p->node, p->device, p->layout, p->rank, p->held};
+        const uint64_t words[] = {p->worker, p->node, p->device, p->layout,
+                                  p->rank,   p->held, p->shadow};
         d = mix_bytes(d, words, sizeof words);
     }
     return d;

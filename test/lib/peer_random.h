@@ -238,10 +238,13 @@ static struct attempt_input *rnd_input(uint64_t *s, struct pool *pool)
     i->n_participants = (uint32_t)rnd(s, 40);
     struct participant *p = pool_take(pool, i->n_participants, sizeof *p);
     for (uint32_t k = 0; k < i->n_participants; k++)
-        p[k] =
-            (struct participant){random_next(s),           (uint32_t)rnd(s, NODE_MAX),
-                                 (uint32_t)random_next(s), (uint32_t)rnd(s, i->n_destinations + 1),
-                                 (uint32_t)random_next(s), rnd(s, 2) != 0};
+        p[k] = (struct participant){random_next(s),
+                                    (uint32_t)rnd(s, NODE_MAX),
+                                    (uint32_t)random_next(s),
+                                    (uint32_t)rnd(s, i->n_destinations + 1),
+                                    (uint32_t)random_next(s),
+                                    rnd(s, 2) != 0,
+                                    rnd(s, 2) != 0};
     i->participants = p;
     i->options.strategy = (enum plan_strategy)rnd(s, 3);
     i->options.n_rules = (uint32_t)rnd(s, 4);
@@ -465,9 +468,9 @@ static void say_input(struct buf *b, const struct attempt_input *i)
     say_hex(b, i->source, 16);
     say_hex(b, i->destinations, i->n_destinations * 16U);
     for (uint32_t k = 0; k < i->n_participants; k++)
-        buf_printf(b, "%" PRIu64 ":%u:%u:%u:%u:%d ", i->participants[k].worker,
+        buf_printf(b, "%" PRIu64 ":%u:%u:%u:%u:%d:%d ", i->participants[k].worker,
                    i->participants[k].node, i->participants[k].device, i->participants[k].layout,
-                   i->participants[k].rank, i->participants[k].held);
+                   i->participants[k].rank, i->participants[k].held, i->participants[k].shadow);
     const struct plan_options *o = &i->options;
     buf_printf(b, "options %d %d %d %" PRIu64 " %" PRIu64 " %u ", o->strategy, o->relay,
                o->staging_ingest, o->least_piece_bytes, o->chunk_bytes, o->ring_slots);

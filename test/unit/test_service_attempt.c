@@ -62,11 +62,11 @@ static void fixture_make(struct fixture *f)
     ck_assert_int_eq(layouts_add(&f->layouts, layout_of(source_text), &f->source, &e), 0);
     ck_assert_int_eq(layouts_add(&f->layouts, layout_of(destination_text), &f->destination, &e), 0);
     memcpy(f->digests[0], f->destination->layout->digest, 16);
-    const struct participant all[] = {{11, NEAR, 0, 0, 0, false},
-                                      {12, NEAR, 1, 0, 1, false},
-                                      {21, NEAR, 0, 1, 0, false},
-                                      {22, FAR, 0, 1, 1, false},
-                                      {23, FAR, 1, 1, 2, false}};
+    const struct participant all[] = {{11, NEAR, 0, 0, 0, false, false},
+                                      {12, NEAR, 1, 0, 1, false, false},
+                                      {21, NEAR, 0, 1, 0, false, false},
+                                      {22, FAR, 0, 1, 1, false, false},
+                                      {23, FAR, 1, 1, 2, false, false}};
     memcpy(f->participants, all, sizeof all);
     f->input = (struct attempt_input){.topology = &topology,
                                       .nodes = numbers,
