@@ -48,6 +48,8 @@ struct config {
     /* [refit] */
     char verify[16];   /* off, sampled, full */
     char strategy[24]; /* reshard, direct, gather-broadcast */
+    bool catch_up;     /* instances that come later get the committed version by themselves */
+    bool feed; /* destination workers that hold a version feed others where the trainer can't */
     bool relay;
     bool staging_ingest;
     uint64_t least_piece_bytes;

@@ -64,9 +64,11 @@ struct roster_entry {
     struct layout_entry *layout;      /* counted */
     struct publication *published;    /* counted; NULL: none */
     uint64_t told_held, told_applied; /* last WORKER order */
-    bool reported;                    /* in its node's present session */
-    bool taken;                       /* the decider has known it */
-    bool leaving;                     /* it has been told to go: its node is drained */
+    /* What receiving memory held as its node saw it last (held.h); fold 0: not known. */
+    uint64_t fold_version, fold;
+    bool reported; /* in its node's present session */
+    bool taken;    /* the decider has known it */
+    bool leaving;  /* it has been told to go: its node is drained */
 };
 
 /* A communicator of devices on several nodes (comm.h). */
@@ -78,7 +80,8 @@ struct run_comm {
 
 /* The attempt in flight, as far as it is carried out for all nodes together. */
 struct run {
-    uint64_t id, version, epoch;   /* id 0: none */
+    uint64_t id, version, epoch; /* id 0: none */
+    enum refit_kind kind;
     struct attempt_input *input;   /* owned; NULL: not yet */
     struct planning *planning;     /* job; NULL: none */
     struct plan_entry *plan;       /* counted; NULL: not planned */
@@ -98,8 +101,7 @@ struct run {
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
     struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
     struct cells_blame *blaming;         /* job; NULL: none */
-    bool differ;      /* nodes saw different content: it has failed, or will have */
-    struct buf folds; /* the ledger's row of what memory holds (held.h) */
+    bool differ; /* nodes saw different content: it has failed, or will have */
     uint64_t notified_ns;
 };
 
@@ -119,6 +121,8 @@ struct decider {
     struct queue roster;     /* struct roster_entry */
     struct queue watchers;   /* struct watcher: of refits */
     struct held_store *held; /* folds of committed versions, for workers that attach again */
+    /* The row (held.h) that is written with a commit or catch-up, until that is durable. */
+    struct buf folds;
 };
 
 /* --- coordinator.c ------------------------------------------------------------------------------ */
@@ -209,8 +213,10 @@ struct roster_entry *roster_find(const struct decider *d, uint64_t worker);
 /* NULL: no memory. */
 struct roster_entry *roster_add(struct decider *d, uint64_t worker);
 void roster_remove(struct roster_entry *r);
-/* The worker takes part in the attempt in flight. */
-bool roster_takes_part(const struct decider *d, const struct roster_entry *r);
+/* What the worker does in the attempt in flight. */
+enum refit_role roster_role(const struct decider *d, const struct roster_entry *r);
+/* Workers of a node have staged the attempt in flight: what its memory is from now on. */
+void roster_staged(struct decider *d, uint32_t node, const struct memory_fold *folds, uint32_t n);
 /* WORKER orders for those whose memory holds something else by now. */
 void roster_tell(struct decider *d);
 

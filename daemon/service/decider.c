@@ -135,17 +135,36 @@ static void on_written(struct ledger_transaction *t, int code, const struct err 
     service_stop_if_idle(s);
 }
 
+/* Of all that hold this version, as their nodes saw it, in this attempt or in an earlier one; and what was known of it. */
+static void folds_collect(struct decider *d, uint64_t version)
+{
+    buf_close(&d->folds);
+    buf_init(&d->folds);
+    queue_foreach (q, &d->roster) {
+        const struct roster_entry *r = container_of(q, struct roster_entry, in);
+        const struct refit_worker *w = refit_find_worker(d->refit, r->worker);
+        if (w != NULL && w->held == version && r->fold_version == version && r->fold != 0)
+            held_put(&d->folds, r->layout->layout->digest, r->rank, r->fold);
+    }
+    held_merge(d->held, version, &d->folds);
+}
+
 /* The rows that only the service can complete: what the committed version's memory looks like. */
-static void fingerprints_fill(const struct decider *d, const struct refit_action *a)
+static void fingerprints_fill(struct decider *d, const struct refit_action *a)
 {
     struct ledger_record *records = (struct ledger_record *)(uintptr_t)a->records;
     for (size_t i = 0; i < a->n_records; i++) {
         struct ledger_record *r = &records[i];
-        if (r->kind != LEDGER_VERSION || r->version.phase != REFIT_COMMITTED ||
-            r->version.version != d->run.version)
+        if (r->kind != LEDGER_VERSION || r->version.phase != REFIT_COMMITTED)
             continue;
-        r->version.fingerprints = d->run.folds.data; /* NULL: none */
-        r->version.n_fingerprints_bytes = d->run.folds.n_bytes;
+        folds_collect(d, r->version.version);
+        if (buf_error(&d->folds) != 0) {
+            log_error("model %s version %" PRIu64 ": no memory to keep what its memory looks like",
+                      d->model, r->version.version);
+            continue; /* workers that attach again will not be believed; the version is whole all the same */
+        }
+        r->version.fingerprints = d->folds.data; /* NULL: none, and what is there stays */
+        r->version.n_fingerprints_bytes = d->folds.n_bytes;
     }
 }
 
@@ -204,15 +223,38 @@ static void do_set_deadline(struct decider *d, const struct refit_action *a)
     }
 }
 
+/* What is carried out here is the attempt, or an earlier one after which another went without a plan. */
+static bool run_is_of(const struct decider *d, const struct refit_action *a)
+{
+    return d->run.id != 0 && d->run.version == a->version && d->run.id <= a->attempt;
+}
+
+static void catch_ups_log(const struct decider *d)
+{
+    const struct refit *r = d->refit;
+    log_info("model %s: catch-ups since the start: %" PRIu64 " that ended well, for %" PRIu64
+             " instances; in all %" PRIu64 " bytes landed, %" PRIu64 " of them between domains",
+             d->model, r->n_catch_ups, r->n_caught_up, r->catch_up_bytes.landed,
+             r->catch_up_bytes.network);
+}
+
 static void do_notify(struct decider *d, const struct refit_action *a)
 {
     bool queued = a->phase == REFIT_SUBMITTED && a->attempt == 0;
-    log_info("model %s version %" PRIu64 " attempt %" PRIu64 ": %s%s%s", d->model, a->version,
-             a->attempt, queued ? "queued" : refit_phase_name((int)a->phase),
+    log_info("model %s version %" PRIu64 " attempt %" PRIu64 ": %s%s%s%s", d->model, a->version,
+             a->attempt, a->kind == REFIT_KIND_CATCH_UP ? "catch-up: " : "",
+             queued ? "queued" : refit_phase_name((int)a->phase),
              a->text != NULL && a->text[0] != '\0' ? ": " : "", a->text != NULL ? a->text : "");
-    if (refit_phase_final((int)a->phase) && a->attempt != 0 && a->attempt == d->run.id)
+    if (a->phase == REFIT_COMMITTED && buf_error(&d->folds) == 0 &&
+        held_load(d->held, a->version, d->folds.data, d->folds.n_bytes) != 0)
+        log_error("model %s version %" PRIu64 ": no memory to keep what its memory looks like",
+                  d->model, a->version);
+    if (refit_phase_final((int)a->phase) && run_is_of(d, a))
         run_end(d, a->phase == REFIT_COMMITTED);
-    watch_refit(d, a->version);
+    if (a->kind != REFIT_KIND_CATCH_UP)
+        watch_refit(d, a->version);
+    else if (refit_phase_final((int)a->phase)) /* nothing becomes of the version */
+        catch_ups_log(d);
 }
 
 /* To a worker's node; nothing where it has left meanwhile. A node that is away has lost its workers, or will have. */
@@ -389,6 +431,8 @@ static struct decider *decider_new(struct coordinator *c, const char *model)
     config.quiesce_timeout_ms = from->quiesce_timeout_ms;
     config.max_versions = from->max_versions;
     config.max_workers = from->max_workers;
+    config.catch_up = from->catch_up;
+    config.feed = from->feed;
     config.n_nodes = c->n_nodes;
     config.settle_ms = from->lease_ms + PEERS_SLACK_MS;
     d->coordinator = c;
@@ -469,6 +513,7 @@ static void decider_free(struct decider *d)
     while (!queue_empty(&d->roster))
         roster_remove(container_of(d->roster.next, struct roster_entry, in));
     held_free(d->held);
+    buf_close(&d->folds);
     refit_update_close(&d->update);
     refit_free(d->refit);
     mem_free(d->model);

@@ -45,6 +45,14 @@ void held_put(struct buf *out, const uint8_t layout_digest[16], uint32_t rank, u
     buf_put_u64(out, fold);
 }
 
+static const struct held_row *row_of(const struct held_store *h, uint64_t version)
+{
+    for (unsigned i = 0; version != 0 && i < HELD_VERSIONS; i++)
+        if (h->rows[i].version == version)
+            return &h->rows[i];
+    return NULL;
+}
+
 int held_load(struct held_store *h, uint64_t version, const void *row, size_t n_bytes)
 {
     if (n_bytes == 0)
@@ -53,32 +61,70 @@ int held_load(struct held_store *h, uint64_t version, const void *row, size_t n_
     if (copy == NULL)
         return RS_ENOMEM;
     memcpy(copy, row, n_bytes);
-    struct held_row *r = &h->rows[h->next++ % HELD_VERSIONS];
+    const struct held_row *old = row_of(h, version);
+    struct held_row *r =
+        old != NULL ? &h->rows[old - h->rows] : &h->rows[h->next++ % HELD_VERSIONS];
     mem_free(r->bytes);
     *r = (struct held_row){version, copy, n_bytes};
     return 0;
 }
 
-static bool row_has(const struct held_row *row, const uint8_t digest[16], uint32_t rank,
-                    uint64_t fold)
+struct held_entry {
+    const uint8_t *layout;
+    uint32_t rank;
+    uint64_t fold;
+};
+
+/* The next one; false: there is none, or what is left is cut short. */
+static bool entry_next(struct reader *r, size_t *left, struct held_entry *ret)
+{
+    if (*left < ENTRY_BYTES)
+        return false;
+    *left -= ENTRY_BYTES;
+    ret->layout = reader_bytes(r, 16);
+    ret->rank = reader_u32(r);
+    ret->fold = reader_u64(r);
+    return true;
+}
+
+static bool bytes_find(const uint8_t *bytes, size_t n_bytes, const uint8_t digest[16],
+                       uint32_t rank, uint64_t *ret_fold)
 {
     struct reader r;
-    reader_init(&r, row->bytes, row->n_bytes);
-    for (size_t n = row->n_bytes / ENTRY_BYTES; n > 0; n--) {
-        bool layout = memcmp(reader_bytes(&r, 16), digest, 16) == 0;
-        bool same_rank = reader_u32(&r) == rank;
-        bool same = reader_u64(&r) == fold;
-        if (layout && same_rank)
-            return same;
-    }
+    struct held_entry x;
+    reader_init(&r, bytes, n_bytes);
+    while (entry_next(&r, &n_bytes, &x))
+        if (x.rank == rank && memcmp(x.layout, digest, 16) == 0) {
+            *ret_fold = x.fold;
+            return true;
+        }
     return false;
+}
+
+bool held_find(const struct held_store *h, uint64_t version, const uint8_t digest[16],
+               uint32_t rank, uint64_t *ret_fold)
+{
+    const struct held_row *row = row_of(h, version);
+    return row != NULL && bytes_find(row->bytes, row->n_bytes, digest, rank, ret_fold);
 }
 
 bool held_is(const struct held_store *h, uint64_t version, const uint8_t digest[16], uint32_t rank,
              uint64_t fold)
 {
-    for (unsigned i = 0; i < HELD_VERSIONS; i++)
-        if (h->rows[i].version == version && row_has(&h->rows[i], digest, rank, fold))
-            return true;
-    return false;
+    uint64_t known;
+    return held_find(h, version, digest, rank, &known) && known == fold;
+}
+
+void held_merge(const struct held_store *h, uint64_t version, struct buf *out)
+{
+    const struct held_row *row = row_of(h, version);
+    struct reader r;
+    struct held_entry x;
+    size_t left = row != NULL ? row->n_bytes : 0, n_new = out->n_bytes;
+    reader_init(&r, row != NULL ? row->bytes : NULL, left);
+    while (entry_next(&r, &left, &x)) {
+        uint64_t newer;
+        if (buf_error(out) == 0 && !bytes_find(out->data, n_new, x.layout, x.rank, &newer))
+            held_put(out, x.layout, x.rank, x.fold);
+    }
 }

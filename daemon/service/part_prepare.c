@@ -161,6 +161,18 @@ static int share_make(struct part *p, struct share *ret, struct err *e)
     return r;
 }
 
+/* One of our destination workers is a source of it. */
+static bool is_fed(const struct part *p)
+{
+    const struct attempt_input *in = p->now->input;
+    for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++) {
+        const struct lease *l = lease_find(p->model->service, in->participants[i].worker);
+        if (l != NULL && l->side == REFIT_DESTINATION)
+            return true;
+    }
+    return false;
+}
+
 static void on_planned(void *arg, int code, struct plan_entry *entry, const struct err *e)
 {
     struct part *p = arg;
@@ -173,8 +185,10 @@ static void on_planned(void *arg, int code, struct plan_entry *entry, const stru
         return;
     }
     p->plan = entry;
-    plan_entry_unref(m->last_plan);
-    m->last_plan = plan_entry_ref(entry);
+    if (!is_fed(p)) { /* the trainer's next one will be as the last of its own */
+        plan_entry_unref(m->last_plan);
+        m->last_plan = plan_entry_ref(entry);
+    }
     attempt_input_digest(p->now->input, mine);
     (void)snprintf(text, sizeof text, "what differs is %s",
                    attempt_input_difference(mine, p->now->input_digests));
@@ -346,6 +360,16 @@ static void on_prepared(struct link_request *r, int code, struct wire_packet *pa
         part_answer(p, MEMBER_EV_MADE_READY, 0, "", NULL);
 }
 
+/* What a destination worker feeds from is as the coordinator says. */
+static enum wire_memory place_memory(const struct part *p, const struct program_place *place,
+                                     const struct lease *l)
+{
+    if (place->side == PROGRAM_DESTINATION)
+        return part_receiving(l);
+    const struct participant *x = attempt_input_find(p->now->input, 0, place->rank);
+    return x != NULL && x->shadow ? WIRE_SHADOW : WIRE_LIVE;
+}
+
 /* Per place its worker and memory; false: a worker has gone meanwhile (the coordinator knows already). */
 static bool places_fill(const struct part *p, struct wire_place *places)
 {
@@ -358,8 +382,7 @@ static bool places_fill(const struct part *p, struct wire_place *places)
         if (l == NULL || !l->bound)
             return false;
         places[i].worker = l->id;
-        places[i].memory =
-            program->places[i].side == PROGRAM_DESTINATION ? part_receiving(l) : WIRE_LIVE;
+        places[i].memory = place_memory(p, &program->places[i], l);
     }
     return true;
 }

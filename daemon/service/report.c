@@ -211,8 +211,18 @@ static uint64_t claim_check(const struct decider *d, const struct node_report *r
     return 0;
 }
 
+/* What receiving memory is, as its node saw it. */
+static void fold_note(struct roster_entry *entry, const struct node_report *r,
+                      const struct refit_event *ev)
+{
+    bool staged = ev->attached.receive == REFIT_STAGED_RECEIVE;
+    uint64_t claimed = staged ? ev->attached.shadow : ev->attached.live;
+    entry->fold_version = ev->attached.uncommitted != 0 ? ev->attached.uncommitted : claimed;
+    entry->fold = staged ? r->shadow_fold : r->live_fold;
+}
+
 static int roster_put(struct decider *d, uint32_t node, const struct node_report *r,
-                      struct layout_entry *layout, struct err *e)
+                      const struct refit_event *ev, struct layout_entry *layout, struct err *e)
 {
     struct roster_entry *entry = roster_add(d, r->event.attached.worker);
     if (entry == NULL)
@@ -225,6 +235,7 @@ static int roster_put(struct decider *d, uint32_t node, const struct node_report
     entry->side = r->event.attached.side;
     entry->layout = layout_entry_ref(layout);
     entry->reported = true;
+    fold_note(entry, r, ev);
     return 0;
 }
 
@@ -252,7 +263,7 @@ static int attach_new(struct decider *d, uint32_t node, const struct node_report
         code = layout_tell(d, ev->attached.side, layout->layout, e);
     if (code == 0)
         claims_check(d, r, ev);
-    return code == 0 ? roster_put(d, node, r, layout, e) : code;
+    return code == 0 ? roster_put(d, node, r, ev, layout, e) : code;
 }
 
 static void on_attached(struct coordinator *c, uint32_t node, const struct node_report *r)
@@ -272,8 +283,10 @@ static void on_attached(struct coordinator *c, uint32_t node, const struct node_
                        ev.attached.worker);
     } else if (code == 0) {
         known->reported = true;
-        if (ev.attached.tells_memory)
+        if (ev.attached.tells_memory) {
             claims_check(d, r, &ev);
+            fold_note(known, r, &ev);
+        }
     }
     if (code != 0) {
         refuse(c, node, ev.cookie, &e);
@@ -283,6 +296,15 @@ static void on_attached(struct coordinator *c, uint32_t node, const struct node_
 }
 
 /* --- publish ------------------------------------------------------------------------------------ */
+
+/* A newcomer must not hold the trainer up: who asked tries again, and gets through once nothing is read any more. */
+static void catch_up_call_off(struct decider *d)
+{
+    struct refit_event ev = {
+        .type = REFIT_EV_ABORT,
+        .abort = {.version = d->refit->committed, .reason = "the trainer goes on"}};
+    (void)decider_event(d, &ev);
+}
 
 static void on_publish_ask(struct coordinator *c, uint32_t node, const struct node_report *r)
 {
@@ -295,6 +317,8 @@ static void on_publish_ask(struct coordinator *c, uint32_t node, const struct no
                              .published = {.worker = r->worker, .version = r->version}};
     if (code == 0)
         (void)decider_event(d, &ev);
+    if (code == RS_EUNAVAIL)
+        catch_up_call_off(d);
     if (code < 0)
         refuse(c, node, r->cookie, &e);
     else

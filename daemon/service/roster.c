@@ -1,4 +1,6 @@
 /* The workers of all nodes, as far as the decider does not know them: where they are, what they published. */
+#include <string.h>
+
 #include "base/mem.h"
 #include "service/coordinator.h"
 
@@ -32,10 +34,29 @@ void roster_remove(struct roster_entry *r)
     mem_free(r);
 }
 
-bool roster_takes_part(const struct decider *d, const struct roster_entry *r)
+enum refit_role roster_role(const struct decider *d, const struct roster_entry *r)
 {
     const struct refit_worker *w = refit_find_worker(d->refit, r->worker);
-    return w != NULL && w->taking_part && !w->gone;
+    return w != NULL && !w->gone ? refit_worker_role(d->refit, w) : REFIT_ROLE_NONE;
+}
+
+static uint64_t fold_of(const struct roster_entry *r, const struct memory_fold *folds, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (folds[i].rank == r->rank && memcmp(folds[i].layout, r->layout->layout->digest, 16) == 0)
+            return folds[i].fold;
+    return 0;
+}
+
+void roster_staged(struct decider *d, uint32_t node, const struct memory_fold *folds, uint32_t n)
+{
+    queue_foreach (q, &d->roster) {
+        struct roster_entry *r = container_of(q, struct roster_entry, in);
+        if (r->node != node || roster_role(d, r) != REFIT_ROLE_RECEIVES)
+            continue;
+        r->fold_version = d->run.version;
+        r->fold = fold_of(r, folds, n);
+    }
 }
 
 void roster_tell(struct decider *d)

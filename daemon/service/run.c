@@ -161,6 +161,7 @@ void run_plan(struct decider *d, const struct refit_action *a)
     run_end(d, false);
     d->run.id = a->attempt;
     d->run.version = a->version;
+    d->run.kind = a->kind;
     d->run.epoch = a->epoch;
     int r = v == NULL ? err_set(&e, RS_EINTERNAL, "PLAN of a version that is not there")
                       : attempt_input_make(d, v, &d->run.input, &e);
@@ -424,7 +425,8 @@ void run_progress(struct decider *d)
     if (now - d->run.notified_ns < WATCH_INTERVAL_MS * UINT64_C(1000000))
         return;
     d->run.notified_ns = now;
-    watch_refit(d, d->run.version);
+    if (d->run.kind != REFIT_KIND_CATCH_UP) /* that version's refit has long ended */
+        watch_refit(d, d->run.version);
 }
 
 static void on_blamed(void *arg, int code, const char *text, const struct cells_difference *x)
@@ -475,6 +477,16 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
         cells_failed(d, code, &x);
 }
 
+static const struct participant *receiver_of(const struct decider *d, const uint8_t layout[16],
+                                             uint32_t rank)
+{
+    const struct attempt_input *in = d->run.input;
+    for (uint32_t i = 0; i < in->n_destinations; i++)
+        if (memcmp(in->destinations[i], layout, 16) == 0)
+            return attempt_input_find(in, 1 + i, rank);
+    return NULL;
+}
+
 /* All nodes have said what they saw. */
 static bool all_staged(const struct decider *d)
 {
@@ -482,6 +494,29 @@ static bool all_staged(const struct decider *d)
         if (!d->run.nodes[i].staged)
             return false;
     return true;
+}
+
+/* Of a version that is committed it is known what each rank's memory has to be, whoever has fed it. */
+static bool folds_refused(struct decider *d, uint32_t node, const struct memory_fold *folds,
+                          uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t known;
+        if (!held_find(d->held, d->run.version, folds[i].layout, folds[i].rank, &known) ||
+            known == folds[i].fold)
+            continue;
+        char text[320];
+        const struct participant *p = receiver_of(d, folds[i].layout, folds[i].rank);
+        const struct roster_entry *r = p != NULL ? roster_find(d, p->worker) : NULL;
+        (void)snprintf(text, sizeof text,
+                       "layout '%.128s' rank %u: what has landed is not version %" PRIu64
+                       " as it was committed; who has fed it holds other weights",
+                       r != NULL ? r->layout->layout->name : "?", folds[i].rank, d->run.version);
+        d->run.differ = true;
+        failed(d, node, RS_EDATALOSS, text, p != NULL ? p->worker : 0);
+        return true;
+    }
+    return false;
 }
 
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
@@ -492,12 +527,14 @@ bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
         return true; /* the decider drops what is old */
     if (d->run.differ)
         return false;
-    for (uint32_t i = 0; !n->staged && i < r->n_folds; i++)
-        held_put(&d->run.folds, r->folds[i].layout, r->folds[i].rank, r->folds[i].fold);
+    if (folds_refused(d, node, r->folds, r->n_folds))
+        return false;
+    if (!n->staged)
+        roster_staged(d, node, r->folds, r->n_folds);
     n->staged = true;
     run_node_quiet(d, node);
-    int code = buf_error(&d->run.folds);
-    if (code == 0 && d->run.cells != NULL && all_staged(d))
+    int code = 0;
+    if (d->run.cells != NULL && all_staged(d))
         code = cells_settle(d->run.cells, &x);
     if (code != 0)
         cells_failed(d, code, &x);
@@ -561,14 +598,11 @@ void run_end(struct decider *d, bool committed)
     work_forget(d);
     if (r->input != NULL)
         devices_give(d);
-    if (committed)
-        (void)held_load(d->held, r->version, r->folds.data, r->folds.n_bytes);
     comm_end(d, committed);
     end_send(d, committed);
     plan_entry_unref(r->plan);
     attempt_input_free(r->input);
     cells_free(r->cells);
-    buf_close(&r->folds);
     mem_free(r->nodes);
     mem_free(r->tokens);
     *r = (struct run){0};

@@ -64,26 +64,34 @@ static int options_fill(const struct config *c, const struct refit_version *v,
 
 /* --- layouts and workers ------------------------------------------------------------------------ */
 
-static bool layout_takes_part(const struct decider *d, const struct refit_layout *l)
+/* A worker of it has that role. */
+static bool layout_has(const struct decider *d, const struct refit_layout *l, enum refit_role role)
 {
     for (uint32_t i = 0; i < l->n_ranks; i++) {
         const struct refit_worker *w = l->worker_of_rank[i];
-        if (w != NULL && w->taking_part && !w->gone && roster_find(d, w->id) != NULL)
+        if (w != NULL && !w->gone && refit_worker_role(d->refit, w) == role &&
+            roster_find(d, w->id) != NULL)
             return true;
     }
     return false;
 }
 
-/* All of one layout, in the order of their ranks. A digest that two layouts share is one layout to the plan. */
+/* What it feeds is in its shadow memory. */
+static bool feeds_shadow(const struct decider *d, const struct roster_entry *r)
+{
+    const struct refit_worker *w = refit_find_worker(d->refit, r->worker);
+    return w->feeding == REFIT_FEED_RECEIVING && w->receive == REFIT_STAGED_RECEIVE;
+}
+
+/* All of one layout and role, in the order of their ranks. A digest that two layouts share is one layout to the plan. */
 static void participants_put(const struct decider *d, struct attempt_input *in,
-                             const uint8_t digest[16], enum refit_side side, uint32_t index,
+                             const uint8_t digest[16], enum refit_role role, uint32_t index,
                              struct participant *to)
 {
     uint32_t first = in->n_participants;
     queue_foreach (q, &d->roster) {
         const struct roster_entry *r = container_of(q, struct roster_entry, in);
-        if (r->side != side || memcmp(r->layout->layout->digest, digest, 16) != 0 ||
-            !roster_takes_part(d, r))
+        if (roster_role(d, r) != role || memcmp(r->layout->layout->digest, digest, 16) != 0)
             continue;
         uint32_t at = in->n_participants++;
         for (; at > first && to[at - 1].rank > r->rank; at--)
@@ -92,15 +100,20 @@ static void participants_put(const struct decider *d, struct attempt_input *in,
                                       .node = r->node,
                                       .device = r->device,
                                       .layout = index,
-                                      .rank = r->rank};
+                                      .rank = r->rank,
+                                      .shadow = role == REFIT_ROLE_SENDS && feeds_shadow(d, r)};
     }
 }
 
+/* The trainer's, or that of the destination workers that feed. */
 static const struct refit_layout *source_of(const struct decider *d)
 {
+    if (d->refit->feed_layout != NULL)
+        return layout_has(d, d->refit->feed_layout, REFIT_ROLE_SENDS) ? d->refit->feed_layout
+                                                                      : NULL;
     queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
-        if (l->side == REFIT_SOURCE && layout_takes_part(d, l))
+        if (l->side == REFIT_SOURCE && layout_has(d, l, REFIT_ROLE_SENDS))
             return l;
     }
     return NULL;
@@ -135,16 +148,46 @@ static int participants_fill(const struct decider *d, struct attempt_input *in, 
     if (source == NULL)
         return err_set(e, RS_EPRECOND, "no source worker takes part");
     memcpy(in->source, source->digest, sizeof in->source);
-    participants_put(d, in, source->digest, REFIT_SOURCE, 0, participants);
+    participants_put(d, in, source->digest, REFIT_ROLE_SENDS, 0, participants);
     queue_foreach (q, &d->refit->layouts) {
         const struct refit_layout *l = container_of(q, struct refit_layout, link);
         if (l->side != REFIT_DESTINATION || has_destination(in, l->digest) ||
-            !layout_takes_part(d, l))
+            !layout_has(d, l, REFIT_ROLE_RECEIVES))
             continue;
         memcpy(destinations[in->n_destinations++], l->digest, 16);
-        participants_put(d, in, l->digest, REFIT_DESTINATION, in->n_destinations, participants);
+        participants_put(d, in, l->digest, REFIT_ROLE_RECEIVES, in->n_destinations, participants);
     }
     return in->n_destinations > 0 ? 0 : err_set(e, RS_EPRECOND, "no destination worker takes part");
+}
+
+/* --- who feeds ---------------------------------------------------------------------------------- */
+
+static int feed_tensors_check(const struct layout *feed, const struct layout *to, struct err *e)
+{
+    for (uint32_t i = 0; i < to->n_tensors; i++) {
+        int64_t t = layout_find(feed, to->tensors[i].name);
+        if (t >= 0 && feed->tensors[t].dtype != to->tensors[i].dtype)
+            return err_set(
+                e, RS_EPRECOND,
+                "tensor '%s': layout '%s' has it in another dtype than layout '%s', which "
+                "could feed it: it would be cast twice; let the trainer publish again",
+                to->tensors[i].name, to->name, feed->name);
+    }
+    return layout_check_pair(feed, to, e);
+}
+
+/* Whether what a destination layout has is all that the others need. RS_EPRECOND: the decider tries another one. */
+static int feed_check(const struct decider *d, const struct attempt_input *in, struct err *e)
+{
+    struct layouts *layouts = &d->coordinator->service->layouts;
+    const struct layout_entry *feed = layouts_find(layouts, in->source);
+    for (uint32_t i = 0; feed != NULL && i < in->n_destinations; i++) {
+        const struct layout_entry *to = layouts_find(layouts, in->destinations[i]);
+        int r = to != NULL ? feed_tensors_check(feed->layout, to->layout, e) : 0;
+        if (r != 0)
+            return r;
+    }
+    return 0; /* one that is not here is named when it is planned */
 }
 
 /* --- nodes -------------------------------------------------------------------------------------- */
@@ -179,6 +222,8 @@ int attempt_input_make(struct decider *d, const struct refit_version *v, struct 
     int r = options_fill(d->coordinator->service->config, v, in, e);
     if (r == 0)
         r = participants_fill(d, in, e);
+    if (r == 0 && d->refit->feed_layout != NULL)
+        r = feed_check(d, in, e);
     if (r == 0)
         r = nodes_fill(d, in, e);
     if (r == 0 && (r = attempt_input_check(in, e)) != 0)

@@ -416,6 +416,10 @@ class Fleets(Case):
         self.assertGreater(without, epoch)
         w = f.destinations[2] = Worker(Client(d), "m", pb.SIDE_DESTINATION, slow_destination(), 2, 6, pb.RECEIVE_STAGED, True)
         self.assertNotEqual(w.id, ids[2])
+        for w in f.destinations[2:]:  # whole again, the instance is brought up to what the other serves
+            w.event("committed", 2)
+            w.apply(2)
+            self.assertTrue(f.live_is(w, 2))
         f.publish(3)
         f.submit(3)
         self.assertEqual(f.final(3).phase, pb.PHASE_COMMITTED)
@@ -490,6 +494,9 @@ class Fleets(Case):
             w.attach()
         w.segment, w.memory = f.rollout.segment(len(asleep))
         w.attach()
+        w.event("committed", 1)  # what the others serve comes by itself
+        w.apply(1)
+        self.assertEqual(w.wrong(1), [])
         f.refit(3)
         apply_all(f, 3)
         self.serves(f, 3)

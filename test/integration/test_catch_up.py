@@ -1,0 +1,319 @@
+#!/usr/bin/python3
+"""Instances that come later, or that a failed attempt has left without the version: fed by the trainer or by each other."""
+import unittest
+
+import nodes
+from rig import *
+
+ONE_IS_ENOUGH = [pb.LayoutPolicy(layout_name="rollout", min_instances=1)]
+
+
+def half(d, source=None, **more):
+    """A fleet of which instance 1 (ranks 2 and 3) is not there yet."""
+    f = Fleet(d, source or small_source(), small_destination(), [0, 1, 2, 3], [4, 5], **more)
+    return f
+
+
+def rest(f, automatic=True, receive=pb.RECEIVE_STAGED):
+    """Instance 1, attached now."""
+    return [Worker(f.rollout, "m", pb.SIDE_DESTINATION, small_destination(), r, 4 + r, receive, automatic)
+            for r in (2, 3)]
+
+
+def caught_up_bytes(d, since=0):
+    """What the daemon says that catch-ups have landed since its start, when one has ended well."""
+    d.wait_log("catch-up: COMMITTED", since)
+    return int(d.wait_log(r"catch-ups since the start: .* (\d+) bytes landed", since)[1])
+
+
+def overwrite(workers, version, base=0):
+    """The trainer's next weights, in the memory that it was told it may write."""
+    for w in workers:
+        w.write(version, base)
+
+
+class OneNode(unittest.TestCase):
+    def check_newcomers(self, workers, version):
+        for w in workers:
+            w.event("committed", version)
+            self.assertEqual(w.wrong(version, w.shadow), [])
+            self.assertEqual(w.apply(version).applied, version)
+            self.assertEqual(w.wrong(version), [])
+
+    def test_a_newcomer_is_fed_by_the_instance_that_is_there_and_not_by_the_trainer(self):
+        with Daemon() as d:
+            f = half(d)
+            before = f.refit(1, policy=ONE_IS_ENOUGH)
+            for w in f.destinations:
+                w.apply(1)
+            overwrite(f.sources, 9)  # released: it may
+            mark = d.log_mark()
+            newcomers = rest(f)
+            self.check_newcomers(newcomers, 1)
+            self.assertEqual(caught_up_bytes(d, mark), sum(w.n_bytes for w in newcomers))
+            self.assertEqual(f.final(1).bytes, before.bytes)  # the version's own record is what it was
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            m = d.status("m").models[0]
+            self.assertEqual({w.state for w in m.workers if w.side == pb.SIDE_DESTINATION}, {pb.WORKER_CURRENT})
+            f.destinations += newcomers
+            f.publish(2)
+            f.submit(2)
+            for w in f.destinations[:2]:
+                w.accept(2, w.event("accept_requested", 2).attempt)
+            self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+            for w in f.destinations:
+                self.assertEqual(w.wrong(2, w.shadow), [])
+
+    def test_live_memory_feeds_where_the_shadow_holds_something_else(self):
+        with Daemon() as d:
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            for w in f.destinations:
+                w.apply(1)
+            f.publish(2)  # lands in the shadows and is rejected: what is served stays version 1
+            late = Worker(Client(d), "m", pb.SIDE_DESTINATION,
+                          Layout("judge", 1, [mesh("one", [1])], [tensor("norm", [12], "float32", "one", [None])]),
+                          0, 6, pb.RECEIVE_STAGED)
+            late.event("accept_requested", 1)
+            late.accept(1)
+            late.event("committed", 1)
+            f.submit(2, policy=[pb.LayoutPolicy(layout_name="judge", min_instances=1)] + ONE_IS_ENOUGH)
+            late.apply(1)
+            late.accept(2, late.event("accept_requested", 2).attempt, reject=True, reason="no")
+            self.assertEqual(f.final(2).phase, pb.PHASE_ABORTED)
+            for w in f.destinations:
+                self.assertEqual(w.wrong(2, w.shadow), [])
+            newcomers = rest(f)
+            self.check_newcomers(newcomers, 1)
+
+    def test_without_feeding_the_trainer_feeds_once_it_has_published_the_version_again(self):
+        with Daemon(refit__feed="no") as d:
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            for w in f.destinations:
+                w.apply(1)
+                w.memory[:] = bytes([POISON]) * len(w.memory)  # nothing is read from there
+            newcomers = rest(f)
+            f.publish(1)
+            self.check_newcomers(newcomers, 1)
+
+    def test_with_catch_up_off_a_newcomer_waits_for_the_next_version(self):
+        with Daemon(refit__catch_up="no") as d:
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            for w in f.destinations:
+                w.apply(1)
+            f.destinations += rest(f)
+            f.refit(2)
+            for w in f.destinations:
+                w.apply(2)
+                self.assertEqual(w.wrong(2), [])
+            self.assertNotIn("catch-up", "\n".join(d.lines))
+
+    def test_in_place_newcomers_are_asked_to_pause(self):
+        with Daemon() as d:
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            newcomers = rest(f, receive=pb.RECEIVE_IN_PLACE)
+            for w in newcomers:
+                w.event("ready_requested", 1)
+                self.assertEqual(w.memory[0], POISON)
+            for w in newcomers:
+                w.ready(1)
+            for w in newcomers:
+                w.event("committed", 1)
+                self.assertEqual(w.wrong(1), [])
+
+    def test_a_layout_that_would_cast_twice_is_not_fed(self):
+        wide = Layout("wide", 1, [mesh("one", [1])], [tensor("w1", [16, 12], "float32", "one", [None], cast=True)])
+        source = Layout("train", 1, [mesh("one", [1])], [tensor("w1", [16, 12], "float32", "one", [None])])
+        narrow = Layout("rollout", 1, [mesh("one", [1])], [tensor("w1", [16, 12], "bfloat16", "one", [None], cast=True)])
+        with Daemon() as d:
+            f = Fleet(d, source, narrow, [0], [4], automatic=True)
+            f.publish(1)
+            f.submit(1)
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            late = Worker(f.rollout, "m", pb.SIDE_DESTINATION, wide, 0, 5, pb.RECEIVE_STAGED, True)
+            d.wait_log("catch-up: ABORTED: planning: .*'w1'.*cast twice")
+            self.assertEqual(late.memory[late.shadow], POISON)
+            f.publish(1)  # the trainer has it in the dtype that is asked for
+            late.event("committed", 1)
+            self.assertEqual(late.wrong(1, late.shadow), [])
+
+    def test_memory_that_is_not_the_version_any_more_feeds_nobody_of_a_rank_that_is_known(self):
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+            f.refit(1)
+            for w in f.destinations:
+                w.apply(1)
+            for w in f.destinations[2:]:
+                w.goodbye()
+            f.destinations[0].memory[f.destinations[0].shadow + 3] ^= 1  # a write through a stray pointer
+            rest(f)
+            d.wait_log("catch-up: ABORTED: .*layout 'rollout' rank 2: what has landed is not version 1")
+
+    def test_newcomers_are_believed_after_a_restart_like_those_that_were_there(self):
+        with Daemon() as d:
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            f.destinations += rest(f)
+            for w in f.destinations[2:]:
+                w.event("committed", 1)
+            for w in f.destinations:
+                w.apply(1)
+            d.kill()
+            d.start()
+            for w in f.destinations:
+                w.client = again(d, w)
+                w.attach(live_version=1, shadow_version=1)
+                self.assertEqual((w.attached.applied, w.attached.held), (1, 1), w.rank)
+
+
+def again(d, w):
+    """A client of the restarted daemon with the worker's old memory."""
+    client = Client(d)
+    w.segment = client.ask([w.fd], type=SEGMENT, bytes=len(w.memory))
+    return client
+
+
+class Overtaken(unittest.TestCase):
+    """A catch-up makes way."""
+
+    def slow(self, d):
+        f = SlowFleet(d, automatic=True)
+        for w in f.destinations[2:]:
+            w.goodbye()
+        f.publish(1)
+        f.submit(1, policy=ONE_IS_ENOUGH)
+        self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+        for w in f.destinations[:2]:
+            w.apply(1)
+        return f
+
+    def newcomers(self, f, d):
+        """On the other domain: the way there is slow."""
+        mark = d.log_mark()
+        f.destinations[2:] = [Worker(f.rollout, "m", pb.SIDE_DESTINATION, slow_destination(), r, r - 2,
+                                     pb.RECEIVE_STAGED, True) for r in (2, 3)]
+        d.wait_log("catch-up: TRANSFERRING", mark)
+        return mark
+
+    def test_a_newer_version_calls_the_catch_up_off_and_brings_the_newcomer_along(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = self.slow(d)
+            f.publish(2)
+            mark = self.newcomers(f, d)
+            f.submit(2)
+            d.wait_log("catch-up: ABORTED: version 2 was submitted", mark)
+            self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+            for w in f.destinations:
+                w.apply(2)
+                self.assertTrue(f.live_is(w, 2), w.rank)
+
+    def test_a_trainer_that_goes_on_is_asked_to_try_again_and_gets_through(self):
+        with Daemon(refit__feed="no", **SlowFleet.RATE) as d:
+            f = self.slow(d)
+            f.publish_again(1)
+            f.destinations[2:] = [Worker(f.rollout, "m", pb.SIDE_DESTINATION, slow_destination(), r, r + 4,
+                                         pb.RECEIVE_STAGED, True) for r in (2, 3)]
+            d.wait_log("catch-up: TRANSFERRING")
+            with refused(self, grpc.StatusCode.UNAVAILABLE, "newcomer", "try again"):
+                f.sources[0].publish(2)
+            d.wait_log("catch-up: ABORTED")
+            f.publish(2)
+            f.submit(2)
+            self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+            for w in f.destinations:
+                w.apply(2)
+                self.assertTrue(f.live_is(w, 2), w.rank)
+
+
+class Released(unittest.TestCase):
+    """The trainer writes over the version before every instance has it."""
+
+    def staged_and_rejected(self, d, f):
+        """Both instances hold version 1, instance 1 has rejected it, and the trainer goes on with its next weights."""
+        f.publish(1)
+        f.submit(1, "one", release_at=pb.RELEASE_AT_READ)
+        for w in f.destinations:
+            w.event("accept_requested", 1)
+        f.destinations[2].accept(1, reject=True, reason="not yet")
+        s = f.final(1)
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        for w in f.sources:
+            w.event("source_released", 1)
+        overwrite(f.sources, 9)
+        return s
+
+    def test_what_everybody_holds_is_committed_without_the_trainer_and_believed_after_a_restart(self):
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            first = self.staged_and_rejected(d, f)
+            f.submit(1, "two", release_at=pb.RELEASE_AT_READ)
+            f.accept(1, first.attempt + 1)
+            s = f.final(1)
+            self.assertEqual((s.phase, s.bytes.landed), (pb.PHASE_COMMITTED, 0))
+            for w in f.destinations:
+                w.apply(1)
+                self.assertEqual(w.wrong(1), [])
+            d.kill()
+            d.start()
+            for w in f.destinations:
+                w.client = again(d, w)
+                w.attach(live_version=1, shadow_version=1)
+                self.assertEqual((w.attached.applied, w.attached.held), (1, 1), w.rank)
+
+    def test_an_instance_that_came_back_empty_is_fed_by_the_complete_one(self):
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            first = self.staged_and_rejected(d, f)
+            for w in f.destinations[2:]:
+                w.goodbye()
+                w.memory[:] = bytes([POISON]) * len(w.memory)
+                w.attach()
+            f.submit(1, "two", release_at=pb.RELEASE_AT_READ)
+            f.accept(1, first.attempt + 1)
+            s = f.final(1)
+            self.assertEqual(s.phase, pb.PHASE_COMMITTED)
+            self.assertEqual(s.bytes.landed, sum(w.n_bytes for w in f.destinations[2:]))
+            for w in f.destinations:
+                w.apply(1)
+                self.assertEqual(w.wrong(1), [])
+
+    def test_without_a_complete_holder_the_source_is_gone(self):
+        # Between the domains it is fast, inside them slow: the trainer's weights are read long before all is there.
+        with Daemon(devices__domain_gbytes_per_s=0.0002) as d:
+            f = SlowFleet(d, automatic=True)
+            for w in f.destinations[2:]:
+                w.goodbye()
+            one = Client(d)
+            f.destinations[2:] = [Worker(one, "m", pb.SIDE_DESTINATION, slow_destination(), r, 4 + r,
+                                         pb.RECEIVE_STAGED, True) for r in (2, 3)]
+            f.publish(1)
+            f.submit(1, policy=ONE_IS_ENOUGH, release_at=pb.RELEASE_AT_READ)
+            f.sources[0].event("source_released", 1)
+            one.close()
+            s = f.final(1)
+            self.assertEqual(s.phase, pb.PHASE_ABORTED)
+            self.assertIn("SOURCE_GONE", s.reason)
+
+
+class TwoNodes(unittest.TestCase):
+    def test_a_newcomer_on_another_node_is_fed_over_the_network(self):
+        cluster = nodes.of_case(self, nodes.Nodes(2))
+        f = nodes.Fleet(cluster, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
+                        ["n0:0", "n0:1", None, None])
+        f.refit(1, policy=ONE_IS_ENOUGH)
+        f.check(1)
+        overwrite(f.sources, 9)
+        mark = cluster.head.log_mark()
+        newcomers = [f.attach_destination(r, f"n1:{r}") for r in (2, 3)]
+        for w in newcomers:
+            w.event("committed", 1)
+        self.assertEqual(caught_up_bytes(cluster.head, mark), sum(w.n_bytes for w in newcomers))
+        f.destinations = newcomers
+        f.check(1)
+
+
+if __name__ == "__main__":
+    main()
