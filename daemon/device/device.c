@@ -87,6 +87,28 @@ void device_unmap(struct device *d, void *p, size_t bytes)
         d->ops->unmap(d, p, bytes);
 }
 
+int device_import(struct device *d, const struct device_import *from, void **ret, struct err *e)
+{
+    if (d->ops->import == NULL)
+        return err_set(
+            e, RS_EPRECOND,
+            "device %u is of backend '%s' and can't reach GPU memory: hand over a memfd, "
+            "or use backend 'cuda'",
+            d->local, d->ops->kind);
+    return d->ops->import(d, from, ret, e);
+}
+
+void device_import_close(struct device *d, enum device_import_kind kind, void *p, size_t bytes)
+{
+    if (p != NULL)
+        d->ops->import_close(d, kind, p, bytes);
+}
+
+const char *device_name(const struct device *d)
+{
+    return d->ops->name == NULL ? "" : d->ops->name(d);
+}
+
 int device_stream_new(struct device *d, const char *name, struct device_stream **ret, struct err *e)
 {
     return d->ops->stream_new(d, name, ret, e);

@@ -75,6 +75,27 @@ void device_free(struct device *d, void *p, size_t bytes);
 int device_map(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e);
 void device_unmap(struct device *d, void *p, size_t bytes);
 
+/* Memory of the device itself that another process owns, by what that one exported. */
+enum device_import_kind { DEVICE_IMPORT_IPC, DEVICE_IMPORT_VMM };
+enum { DEVICE_IPC_BYTES = 64 };
+struct device_import {
+    enum device_import_kind kind;
+    const uint8_t *handle; /* IPC: DEVICE_IPC_BYTES */
+    uint64_t generation;   /* IPC: equal handles of unequal generations are unequal memory */
+    int fd;                /* VMM: taken on success */
+    size_t bytes;          /* the whole allocation's */
+};
+/* Opened once per (handle, generation) and counted. RS_EPRECOND: the device has no memory of its own
+ * (host). RS_EINVAL: the owner is gone or has freed it, or it is smaller, on another device, or of a
+ * kind that can't be had this way; the text says which, as far as it can be known. RS_EEXHAUSTED:
+ * too many are open. */
+int device_import(struct device *d, const struct device_import *from, void **ret, struct err *e);
+/* The owner may free the memory once this has returned for the last import. Nothing may be in flight.
+ * Any thread. */
+void device_import_close(struct device *d, enum device_import_kind kind, void *p, size_t bytes);
+/* "GPU-<uuid>"; "" for a host device. */
+const char *device_name(const struct device *d);
+
 int device_stream_new(struct device *d, const char *name, struct device_stream **ret,
                       struct err *e);
 /* Waits for what is enqueued (the thread is joined). */
@@ -114,6 +135,10 @@ struct device_ops {
     void (*free)(struct device *d, void *p, size_t bytes);
     int (*map)(struct device *d, int fd, size_t bytes, bool writable, void **ret, struct err *e);
     void (*unmap)(struct device *d, void *p, size_t bytes);
+    /* NULL, all three: no memory of its own */
+    int (*import)(struct device *d, const struct device_import *from, void **ret, struct err *e);
+    void (*import_close)(struct device *d, enum device_import_kind kind, void *p, size_t bytes);
+    const char *(*name)(const struct device *d);
     int (*stream_new)(struct device *d, const char *name, struct device_stream **ret,
                       struct err *e);
     void (*stream_free)(struct device_stream *s);

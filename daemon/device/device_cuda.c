@@ -46,6 +46,7 @@ enum {
 
 struct open_handle {
     uint8_t handle[DEVICE_CUDA_IPC_BYTES];
+    uint64_t generation;
     void *base;
     uint32_t n_users;
 };
@@ -885,42 +886,137 @@ static void cuda_stream_free(struct device_stream *base)
 
 /* --- workers' memory ----------------------------------------------------------------------------- */
 
-int device_cuda_import_ipc(struct device *d, const uint8_t *handle, void **ret, struct err *e)
+/* What we use of the driver library, which is loaded where memory of workers comes. */
+struct driver {
+    CUresult (*import)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*unreserve)(CUdeviceptr, size_t);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*range)(CUdeviceptr *, size_t *, CUdeviceptr);
+    CUresult (*properties)(CUmemAllocationProp *, CUmemGenericAllocationHandle);
+};
+
+static int driver_open(struct driver *ret, struct err *e)
+{
+    static const char *const names[] = {"cuMemImportFromShareableHandle",
+                                        "cuMemAddressReserve",
+                                        "cuMemMap",
+                                        "cuMemSetAccess",
+                                        "cuMemUnmap",
+                                        "cuMemAddressFree",
+                                        "cuMemRelease",
+                                        "cuMemGetAddressRange_v2",
+                                        "cuMemGetAllocationPropertiesFromHandle"};
+    void *at[sizeof names / sizeof *names], *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == NULL)
+        return err_set(e, RS_EPRECOND, "CUDA: libcuda.so.1, the driver library, can't be loaded");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((at[i] = dlsym(library, names[i])) == NULL)
+            return err_set(e, RS_EPRECOND,
+                           "CUDA: the driver library has no %s: install a newer one", names[i]);
+    _Static_assert(sizeof at == sizeof *ret, "one name for each function");
+    memcpy(ret, at, sizeof *ret);
+    return 0;
+}
+
+/* Whether what was opened is all that was declared: a refit that reads beyond it would cost the device,
+ * whoever's fault it is. */
+static int check_opened(const struct device_cuda *c, void *p, size_t bytes, struct err *e)
+{
+    struct driver v;
+    struct cudaPointerAttributes at = {0};
+    CUdeviceptr base = 0;
+    size_t n = 0;
+    int r = driver_open(&v, e);
+    if (r != 0)
+        return r;
+    if (v.range(&base, &n, (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS)
+        return err_set(e, RS_EDEVICE, "CUDA device %u: the driver does not know what it opened",
+                       c->base.local);
+    size_t before = (uintptr_t)p - (uintptr_t)base;
+    if (before > n || bytes > n - before)
+        return err_set(e, RS_EINVAL,
+                       "CUDA device %u: the allocation has %zu bytes, %zu were declared: hand over "
+                       "what cuMemGetAddressRange gives",
+                       c->base.local, n - before, bytes);
+    cudaError_t code = cudaPointerGetAttributes(&at, p);
+    if (code != cudaSuccess)
+        return said(c, code, "asking where an allocation is", e);
+    if (at.device != c->ordinal)
+        return err_set(
+            e, RS_EINVAL,
+            "CUDA device %u (%s, GPU %d): the allocation is on GPU %d: attach the worker "
+            "with the device that its memory is on",
+            c->base.local, c->uuid, c->ordinal, at.device);
+    return 0;
+}
+
+static int open_ipc(const struct device_cuda *c, const uint8_t *handle, size_t bytes, void **ret,
+                    struct err *e)
+{
+    cudaIpcMemHandle_t h;
+    void *p = NULL;
+    memcpy(&h, handle, sizeof h);
+    cudaError_t code = cudaSetDevice(c->ordinal);
+    if (code == cudaSuccess)
+        code = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        (void)said(
+            c, code,
+            "opening an IPC handle: its owner must be alive, another process than this, and "
+            "not have freed the memory; memory of a pool or of VMM has no handle, pass a VMM "
+            "descriptor",
+            e);
+        if (e != NULL)
+            e->code = RS_EINVAL;
+        return RS_EINVAL;
+    }
+    int r = check_opened(c, p, bytes, e);
+    if (r != 0)
+        (void)cudaIpcCloseMemHandle(p);
+    else
+        *ret = p;
+    return r;
+}
+
+/* Room for one more. With the device's lock held. */
+static int handle_room(struct device_cuda *c, struct err *e)
+{
+    void *array = c->handles;
+    if (c->n_handles >= MAX_HANDLES)
+        return err_set(e, RS_EEXHAUSTED,
+                       "CUDA device %u: %d IPC handles are open: register one per allocation, not "
+                       "one per tensor",
+                       c->base.local, MAX_HANDLES);
+    int r = mem_grow(&array, &c->handles_capacity, c->n_handles + 1, sizeof *c->handles);
+    c->handles = array;
+    return r == 0 ? 0 : err_set(e, r, "CUDA device %u: out of memory", c->base.local);
+}
+
+int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t generation,
+                           size_t bytes, void **ret, struct err *e)
 {
     struct device_cuda *c = cuda_of(d);
-    cudaIpcMemHandle_t h;
+    struct open_handle *at = NULL;
     int r = 0;
     pthread_mutex_lock(&c->mutex);
-    struct open_handle *at = NULL;
     for (size_t i = 0; i < c->n_handles; i++)
-        if (memcmp(c->handles[i].handle, handle, DEVICE_CUDA_IPC_BYTES) == 0)
+        if (c->handles[i].generation == generation &&
+            memcmp(c->handles[i].handle, handle, DEVICE_CUDA_IPC_BYTES) == 0)
             at = &c->handles[i];
-    if (at == NULL && c->n_handles >= MAX_HANDLES) {
-        r = err_set(e, RS_EEXHAUSTED,
-                    "CUDA device %u: %d IPC handles are open: register one per allocation, not one "
-                    "per tensor",
-                    d->local, MAX_HANDLES);
-    } else if (at == NULL) {
-        void *array = c->handles, *p = NULL;
-        r = mem_grow(&array, &c->handles_capacity, c->n_handles + 1, sizeof *c->handles);
-        c->handles = array;
-        memcpy(&h, handle, sizeof h);
-        cudaError_t said_code = r != 0 ? cudaSuccess : cudaSetDevice(c->ordinal);
-        if (r == 0 && said_code == cudaSuccess)
-            said_code = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
-        if (said_code != cudaSuccess) {
-            (void)cudaGetLastError();
-            (void)said(c, said_code,
-                       "opening an IPC handle (the exporter must be alive and another process; "
-                       "memory of a pool or of VMM has none: pass a VMM descriptor)",
-                       e);
-            r = err_set(NULL, RS_EINVAL, "refused");
-        }
+    if (at != NULL)
+        r = check_opened(c, at->base, bytes, e);
+    else if ((r = handle_room(c, e)) == 0) {
+        struct open_handle new = {.generation = generation};
+        memcpy(new.handle, handle, sizeof new.handle);
+        r = open_ipc(c, handle, bytes, &new.base, e);
         if (r == 0) {
             at = &c->handles[c->n_handles++];
-            memcpy(at->handle, handle, sizeof at->handle);
-            at->base = p;
-            at->n_users = 0;
+            *at = new;
         }
     }
     if (r == 0) {
@@ -951,38 +1047,6 @@ int device_cuda_close_ipc(struct device *d, void *p, struct err *e)
     return 0;
 }
 
-/* What we use of the driver library, which is loaded where VMM memory comes. */
-struct driver {
-    CUresult (*import)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
-    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
-    CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-    CUresult (*unmap)(CUdeviceptr, size_t);
-    CUresult (*unreserve)(CUdeviceptr, size_t);
-    CUresult (*release)(CUmemGenericAllocationHandle);
-};
-
-static int driver_open(struct driver *ret, struct err *e)
-{
-    static const char *const names[] = {"cuMemImportFromShareableHandle",
-                                        "cuMemAddressReserve",
-                                        "cuMemMap",
-                                        "cuMemSetAccess",
-                                        "cuMemUnmap",
-                                        "cuMemAddressFree",
-                                        "cuMemRelease"};
-    void *at[sizeof names / sizeof *names], *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == NULL)
-        return err_set(e, RS_EPRECOND, "CUDA: libcuda.so.1, the driver library, can't be loaded");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if ((at[i] = dlsym(library, names[i])) == NULL)
-            return err_set(e, RS_EPRECOND,
-                           "CUDA: the driver library has no %s: install a newer one", names[i]);
-    _Static_assert(sizeof at == sizeof *ret, "one name for each function");
-    memcpy(ret, at, sizeof *ret);
-    return 0;
-}
-
 int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e)
 {
     struct device_cuda *c = cuda_of(d);
@@ -1003,6 +1067,15 @@ int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, s
                        "CUDA device %u: the descriptor is no VMM allocation: export it with "
                        "cuMemExportToShareableHandle",
                        d->local);
+    CUmemAllocationProp at;
+    if (v.properties(&at, handle) == CUDA_SUCCESS &&
+        at.location.type == CU_MEM_LOCATION_TYPE_DEVICE && at.location.id != c->ordinal) {
+        (void)v.release(handle);
+        return err_set(e, RS_EINVAL,
+                       "CUDA device %u (%s, GPU %d): the VMM allocation is on GPU %d: attach the "
+                       "worker with the device that its memory is on",
+                       d->local, c->uuid, c->ordinal, at.location.id);
+    }
     bool reserved = v.reserve(&p, bytes, 0, 0, 0) == CUDA_SUCCESS;
     bool mapped = reserved && v.map(p, bytes, 0, handle, 0) == CUDA_SUCCESS;
     bool done = mapped && v.access(p, bytes, &access, 1) == CUDA_SUCCESS;
@@ -1034,6 +1107,23 @@ int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e
     return 0;
 }
 
+static int cuda_import(struct device *d, const struct device_import *from, void **ret,
+                       struct err *e)
+{
+    if (from->kind == DEVICE_IMPORT_IPC)
+        return device_cuda_import_ipc(d, from->handle, from->generation, from->bytes, ret, e);
+    return device_cuda_import_vmm(d, from->fd, from->bytes, ret, e);
+}
+
+static void cuda_import_close(struct device *d, enum device_import_kind kind, void *p, size_t bytes)
+{
+    struct err e = {0};
+    int r = kind == DEVICE_IMPORT_IPC ? device_cuda_close_ipc(d, p, &e)
+                                      : device_cuda_close_vmm(d, p, bytes, &e);
+    if (r != 0) /* memory that can't be let go: the process must, and its successor has it not */
+        fail_with(cuda_of(d), e.text);
+}
+
 /* --- open and close ------------------------------------------------------------------------------ */
 
 static void cuda_close(struct device *d)
@@ -1055,6 +1145,9 @@ static const struct device_ops cuda_ops = {
     .free = cuda_free,
     .map = cuda_map,
     .unmap = cuda_unmap,
+    .import = cuda_import,
+    .import_close = cuda_import_close,
+    .name = device_cuda_uuid,
     .stream_new = cuda_stream_new,
     .stream_free = cuda_stream_free,
     .copy = cuda_copy,

@@ -16,7 +16,7 @@
 
 struct CUstream_st; /* a cudaStream_t points to it */
 
-enum { DEVICE_CUDA_IPC_BYTES = 64, DEVICE_CUDA_NAME_BYTES = 48 };
+enum { DEVICE_CUDA_IPC_BYTES = DEVICE_IPC_BYTES, DEVICE_CUDA_NAME_BYTES = 48 };
 
 /* RS_ENOTFOUND names the GPUs there are. RS_EPRECOND: CUDA can't run here; says what is missing. */
 int device_cuda_open(uint32_t local, const struct device_cuda_options *options, struct device **ret,
@@ -43,10 +43,14 @@ void device_cuda_fail(struct device *d, const char *text);
 
 /* --- memory of workers -------------------------------------------------------------------------- */
 
-/* A worker's allocation by its IPC handle. Opened once per handle and counted, so that tensors of one
- * allocation share it. RS_EINVAL: the exporter is gone, is this process, or the memory is of a kind
- * that has no such handle. */
-int device_cuda_import_ipc(struct device *d, const uint8_t *handle, void **ret, struct err *e);
+/* What device_import and device_import_close do, with errors.
+ *
+ * A worker's allocation by its IPC handle. Opened once per (handle, generation) and counted, so that
+ * tensors of one allocation share it; another generation is memory that came later, whatever its
+ * handle looks like. RS_EINVAL: the exporter is gone, is this process, or the memory is of a kind that
+ * has no such handle, has fewer than `bytes`, or is on another device. */
+int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t generation,
+                           size_t bytes, void **ret, struct err *e);
 /* The exporter may free its memory once this has returned: the last one closes. RS_ENOTFOUND: not
  * open. The caller has made sure that nothing is in flight. */
 int device_cuda_close_ipc(struct device *d, void *p, struct err *e);

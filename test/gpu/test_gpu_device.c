@@ -326,7 +326,8 @@ START_TEST(a_workers_gpu_memory_is_read_and_written_through_one_open_handle)
     void *p[3];
     char byte = 1;
     for (unsigned i = 0; i < 3; i++) /* three tensors of one allocation */
-        ck_assert_msg(device_cuda_import_ipc(d, w.handle, &p[i], &e) == 0, "%s", e.text);
+        ck_assert_msg(device_cuda_import_ipc(d, w.handle, 1, WORKER_BYTES, &p[i], &e) == 0, "%s",
+                      e.text);
     ck_assert_ptr_eq(p[0], p[1]);
     ck_assert_ptr_eq(p[0], p[2]);
     move(s, seen, p[0], WORKER_BYTES);
@@ -357,11 +358,11 @@ START_TEST(a_handle_of_a_dead_worker_or_of_this_process_is_refused)
     cudaIpcMemHandle_t own;
     void *mine, *p;
     worker_kill(&w);
-    ck_assert_int_eq(device_cuda_import_ipc(d, w.handle, &p, &e), RS_EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "exporter"));
+    ck_assert_int_eq(device_cuda_import_ipc(d, w.handle, 1, WORKER_BYTES, &p, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "owner must be alive"));
     ck_assert_int_eq(device_alloc(d, 4096, &mine, &e), 0);
     ck_assert_int_eq(cudaIpcGetMemHandle(&own, mine), cudaSuccess);
-    ck_assert_int_eq(device_cuda_import_ipc(d, (const uint8_t *)&own, &p, &e), RS_EINVAL);
+    ck_assert_int_eq(device_cuda_import_ipc(d, (const uint8_t *)&own, 1, 4096, &p, &e), RS_EINVAL);
     memset(a, 5, 4096);
     move(s, b, a, 4096);
     ck_assert_mem_eq(a, b, 4096);

@@ -73,6 +73,7 @@ struct allocation {
     size_t bytes;
     enum kind kind;
     int device, fd;
+    uint64_t number;
 };
 
 static struct allocation allocations[MAX_ALLOCATIONS];
@@ -91,6 +92,8 @@ static struct allocation *find_locked(const char *p)
 
 static int add_locked(struct allocation what)
 {
+    static uint64_t numbers;
+    what.number = ++numbers;
     for (int i = 0; i < MAX_ALLOCATIONS; i++)
         if (allocations[i].kind == FREE) {
             allocations[i] = what;
@@ -207,6 +210,22 @@ static int forget(void *p, enum kind kind)
         (void)close(was.fd);
     }
     return 0;
+}
+
+bool standin_find(const void *p, struct standin_allocation *ret)
+{
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    bool found = a != NULL && (a->kind == DEVICE || a->kind == MAPPED);
+    if (found)
+        *ret = (struct standin_allocation){.base = a->base,
+                                           .bytes = a->bytes,
+                                           .device = a->device,
+                                           .fd = a->fd,
+                                           .number = a->number,
+                                           .own = a->kind == DEVICE};
+    pthread_mutex_unlock(&memory_mutex);
+    return found;
 }
 
 int standin_unmap_memory(void *p)
@@ -331,6 +350,7 @@ struct ipc_handle {
     char magic[8];
     int32_t pid, fd;
     uint64_t bytes, inode;
+    int32_t device;
 };
 
 _Static_assert(sizeof(struct ipc_handle) <= CUDA_IPC_HANDLE_SIZE, "fits");
@@ -350,6 +370,9 @@ STANDIN_EXPORT cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret, void *p)
         return said(cudaErrorInvalidValue);
     h.bytes = bytes;
     h.inode = st.st_ino;
+    struct standin_allocation at = {0};
+    (void)standin_find(base, &at);
+    h.device = at.device;
     memset(ret, 0, sizeof *ret);
     memcpy(ret, &h, sizeof h);
     return cudaSuccess;
@@ -375,7 +398,7 @@ STANDIN_EXPORT cudaError_t cudaIpcOpenMemHandle(void **ret, cudaIpcMemHandle_t h
             (void)close(fd);
         return said(cudaErrorMapBufferObjectFailed);
     }
-    return said(standin_map_memory(current_device, fd, h.bytes, ret));
+    return said(standin_map_memory(h.device, fd, h.bytes, ret));
 }
 
 STANDIN_EXPORT cudaError_t cudaIpcCloseMemHandle(void *p)

@@ -1,5 +1,7 @@
-/* The stand-in's driver library: what torch's expandable segments and their import need of VMM. */
+/* The stand-in's driver library: what torch's expandable segments and their import need of VMM, and what
+ * libreshard asks of an allocation that it hands over. */
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -78,7 +80,9 @@ STANDIN_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *ret, size_t by
     if (r != CUDA_SUCCESS || bytes == 0 || bytes % GRANULARITY != 0)
         return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
     /* Not sealable: unlike the host segments of a worker. */
-    int fd = memfd_create("standin-vmm", MFD_CLOEXEC);
+    char name[32];
+    (void)snprintf(name, sizeof name, "standin-vmm-%d", properties->location.id);
+    int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return handle_new(fd, properties->location.id, bytes, ret);
@@ -112,16 +116,16 @@ STANDIN_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHan
     CUresult r = entered("cuMemImportFromShareableHandle");
     char link[64] = "", path[64];
     struct stat st;
-    int fd = (int)(intptr_t)os;
+    int fd = (int)(intptr_t)os, device = 0;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (r != CUDA_SUCCESS)
         return r;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &st) != 0 ||
-        readlink(path, link, sizeof link - 1) < 0 || strstr(link, "standin-vmm") == NULL)
+        readlink(path, link, sizeof link - 1) < 0 ||
+        sscanf(link, "/memfd:standin-vmm-%d", &device) != 1)
         return CUDA_ERROR_INVALID_VALUE;
     int copy = dup(fd);
-    return copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY
-                    : handle_new(copy, standin_current_device(), (size_t)st.st_size, ret);
+    return copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY : handle_new(copy, device, (size_t)st.st_size, ret);
 }
 
 /* The address comes with the mapping, but callers want it before: a range is reserved by mapping
@@ -218,4 +222,126 @@ STANDIN_EXPORT CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
     }
     pthread_mutex_unlock(&mutex);
     return r;
+}
+
+STANDIN_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *ret,
+                                                               CUmemGenericAllocationHandle handle)
+{
+    CUresult r = entered("cuMemGetAllocationPropertiesFromHandle");
+    memset(ret, 0, sizeof *ret);
+    ret->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    ret->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    ret->location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE};
+    ret->location.id = handle_of(handle)->device;
+    return r;
+}
+
+/* --- what there is at an address ---------------------------------------------------------------- */
+
+static CUresult find(const char *call, CUdeviceptr p, struct standin_allocation *ret)
+{
+    CUresult r = entered(call);
+    if (r == CUDA_SUCCESS && !standin_find((const void *)(uintptr_t)p, ret))
+        r = CUDA_ERROR_INVALID_VALUE;
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_bytes,
+                                                CUdeviceptr p)
+{
+    struct standin_allocation a;
+    CUresult r = find("cuMemGetAddressRange", p, &a);
+    if (r == CUDA_SUCCESS) {
+        *ret_base = (CUdeviceptr)(uintptr_t)a.base;
+        *ret_bytes = a.bytes;
+    }
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuPointerGetAttribute(void *ret, CUpointer_attribute which, CUdeviceptr p)
+{
+    struct standin_allocation a;
+    CUresult r = find("cuPointerGetAttribute", p, &a);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        *(int *)ret = a.device;
+    else if (which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(unsigned *)ret = CU_MEMORYTYPE_DEVICE;
+    else if (which == CU_POINTER_ATTRIBUTE_BUFFER_ID)
+        *(unsigned long long *)ret = a.number;
+    else if (which == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
+        *(int *)ret = a.own;
+    else
+        r = CUDA_ERROR_INVALID_VALUE;
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret, void *p)
+{
+    struct standin_allocation a;
+    CUresult r = find("cuMemRetainAllocationHandle", (CUdeviceptr)(uintptr_t)p, &a);
+    if (r == CUDA_SUCCESS && a.own)
+        r = CUDA_ERROR_INVALID_VALUE; /* no VMM */
+    return r == CUDA_SUCCESS ? handle_new(dup(a.fd), a.device, a.bytes, ret) : r;
+}
+
+STANDIN_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr p)
+{
+    cudaIpcMemHandle_t h;
+    CUresult r = entered("cuIpcGetMemHandle");
+    if (r == CUDA_SUCCESS && cudaIpcGetMemHandle(&h, (void *)(uintptr_t)p) != cudaSuccess)
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS)
+        memcpy(ret, &h, sizeof h);
+    return r;
+}
+
+/* --- devices and contexts: a context is its device's number + 1 ------------------------------------ */
+
+STANDIN_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *ret, CUdevice device)
+{
+    struct cudaDeviceProp properties;
+    CUresult r = entered("cuDeviceGetUuid");
+    if (r == CUDA_SUCCESS && cudaGetDeviceProperties(&properties, device) != cudaSuccess)
+        r = CUDA_ERROR_INVALID_DEVICE;
+    if (r == CUDA_SUCCESS)
+        memcpy(ret, &properties.uuid, sizeof *ret);
+    return r;
+}
+
+STANDIN_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice device)
+{
+    *ret = (CUcontext)(uintptr_t)(device + 1);
+    return entered("cuDevicePrimaryCtxRetain");
+}
+
+STANDIN_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    (void)device;
+    return entered("cuDevicePrimaryCtxRelease");
+}
+
+static _Thread_local int before; /* one deep is all that is needed */
+
+STANDIN_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    CUresult r = entered("cuCtxPushCurrent");
+    before = standin_current_device();
+    return r == CUDA_SUCCESS && cudaSetDevice((int)(uintptr_t)context - 1) != cudaSuccess
+               ? CUDA_ERROR_INVALID_CONTEXT
+               : r;
+}
+
+STANDIN_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *ret)
+{
+    *ret = (CUcontext)(uintptr_t)(standin_current_device() + 1);
+    (void)cudaSetDevice(before);
+    return entered("cuCtxPopCurrent");
+}
+
+STANDIN_EXPORT CUresult cuCtxSynchronize(void)
+{
+    CUresult r = entered("cuCtxSynchronize");
+    return r == CUDA_SUCCESS && cudaDeviceSynchronize() != cudaSuccess ? CUDA_ERROR_UNKNOWN : r;
 }

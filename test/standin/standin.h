@@ -82,6 +82,15 @@ STANDIN_EXPORT int standin_map_memory(int device, int fd, size_t n_bytes, void *
 STANDIN_EXPORT int standin_map_at(int device, int fd, size_t n_bytes, void *at);
 STANDIN_EXPORT void standin_give_memory(void *p, int device);
 STANDIN_EXPORT int standin_unmap_memory(void *p);
+/* What an address of a device's memory belongs to. False: nothing. */
+struct standin_allocation {
+    void *base;
+    size_t bytes;
+    int device, fd;  /* fd stays the library's */
+    uint64_t number; /* of this process; never repeats */
+    bool own;        /* by cudaMalloc here; else mapped: another process's, or VMM */
+};
+STANDIN_EXPORT bool standin_find(const void *p, struct standin_allocation *ret);
 /* The file behind an allocation that begins at p, or -1. */
 STANDIN_EXPORT int standin_file_of(const void *p, size_t *ret_bytes);
 
