@@ -34,7 +34,7 @@ static struct strided strided_of(const struct span *span)
 {
     const struct binding_piece piece = piece_of(span), *p = &piece;
     struct strided s; /* sizes and strides beyond n_dims are never read */
-    s.begin = p->offset;
+    s.begin = span->begin;
     s.n_dims = p->box.n_dims;
     s.element_bytes = dtype_bytes(tensor_of(span)->dtype);
     for (unsigned d = 0; d < s.n_dims; d++) {
@@ -56,7 +56,7 @@ static int compare_spans(const void *a, const void *b)
 static bool same(const struct span *a, const struct span *b)
 {
     const struct binding_piece first = piece_of(a), second = piece_of(b), *p = &first, *q = &second;
-    if (a->user->written == b->user->written || p->offset != q->offset ||
+    if (a->user->written == b->user->written || a->begin != b->begin ||
         tensor_of(a)->dtype != tensor_of(b)->dtype || p->box.n_dims != q->box.n_dims ||
         strcmp(tensor_of(a)->name, tensor_of(b)->name) != 0)
         return false;
@@ -117,6 +117,8 @@ int bindings_disjoint(const struct binding_user *users, uint32_t n_users, struct
             s->piece = i;
             s->memory = users[u].memory_of_segment[row->segment];
             s->begin = row->offset;
+            if (users[u].offset_of_segment != NULL)
+                s->begin += users[u].offset_of_segment[row->segment];
             struct strided strided = strided_of(s);
             s->end = strided_end(&strided);
         }

@@ -1,8 +1,8 @@
 /* Workers' memory: segments that are mapped once and counted, and bindings that say where shards
  * lie.
  *
- * segment: one allocation of a client, passed by descriptor over the memory socket
- * (memory_socket.h). The control process keeps the descriptor and has checked it (segment_check);
+ * segment: one allocation of a client, passed by descriptor or CUDA IPC handle over the memory socket
+ * (memory_socket.h). The control process keeps either and has checked it (segment_check);
  * each data plane maps it once per device that uses it and counts. binding: a worker's table from
  * tensor to strided pieces. A piece places a box of the tensor (global coordinates) at a byte
  * offset of a segment with a byte stride per dim, so that a tensor may live inside a fused one
@@ -90,6 +90,8 @@ struct binding_user {
     const uint64_t *memory_of_segment; /* per segment number of the binding */
     bool written;
     const char *who; /* for people: "layout 'rollout' rank 3" */
+    /* where in that memory the segment begins; NULL: all at its start */
+    const uint64_t *offset_of_segment;
 };
 /* Proves that no byte that one of the users writes belongs to another one. One exception: a written
  * piece may be a read one, whole: same tensor name, box, place and strides, so that nothing moves.
@@ -119,6 +121,11 @@ void segment_table_free(struct segment_table *t); /* unmaps all */
  * The device must outlive the mapping. */
 int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker, uint32_t segment,
                       int fd, uint64_t bytes, bool writable, struct err *e);
+/* The same for `bytes` from `offset` on of memory of the device that `from` exports (its fd is taken
+ * on success). Errors of device_import too. RS_EINVAL: they leave the allocation. */
+int segment_table_import(struct segment_table *t, struct device *d, uint64_t worker,
+                         uint32_t segment, const struct device_import *from, uint64_t offset,
+                         uint64_t bytes, struct err *e);
 /* Bases of worker's segments 0 … n-1 (NULL holes); valid until one is mapped or unmapped. */
 void *const *segment_table_bases(const struct segment_table *t, uint64_t worker, uint32_t *ret_n);
 /* Unmaps all of a worker's; the caller has made sure that nothing is in flight. Returns how many.

@@ -8,8 +8,8 @@
  *   client                                daemon
  *   HELLO {magic, protocol}          →
  *                                    ←    WELCOME {token, incarnation, client}   (SO_PEERCRED says who)
- *   SEGMENT {request, kind, bytes}   →    with the descriptor
- *                                    ←    SEGMENT_REPLY {request, code, segment, text}
+ *   SEGMENT {request, kind, bytes}   →    with the descriptor (kind CUDA_IPC: none; of a GPU: device)
+ *                                    ←    SEGMENT_REPLY {request, code, segment, text or device}
  *   SEGMENT_DROP {request, segment}  →
  *                                    ←    SEGMENT_REPLY {request, code, segment, text}, once unmapped
  *
@@ -20,7 +20,14 @@
  * A descriptor must be of memfd_create(…, MFD_ALLOW_SEALING), at least `bytes` long and sealed with
  * F_SEAL_SHRINK: what may shrink could be cut off under the daemon's mapping. Allocate its pages
  * first (fallocate); the daemon allocates those that are missing, or refuses where it can't. Seal it
- * against neither writing nor growing: `writable` must be true for memory that is received into. */
+ * against neither writing nor growing: `writable` must be true for memory that is received into.
+ *
+ * Memory of a GPU is handed over as what its owner exports: a CUDA IPC handle (of cudaMalloc's
+ * memory), or the descriptor of a VMM allocation (cuMemExportToShareableHandle; for memory that has
+ * no handle: torch's expandable segments, memory that sleeps). One segment per allocation, or per
+ * part of one: `offset` and `bytes` say which. The daemon opens each allocation once and closes it
+ * before it answers a SEGMENT_DROP: free the memory after that answer, never before it. It must be
+ * on a device of the daemon (backend = cuda), and on the one that the worker attaches with. */
 #ifndef RS_MEMORY_MEMORY_SOCKET_H
 #define RS_MEMORY_MEMORY_SOCKET_H
 
@@ -38,7 +45,27 @@ enum memory_record_type {
     MEMORY_SEGMENT_DROP
 };
 
-enum memory_segment_kind { MEMORY_SEGMENT_MEMFD = 1 };
+enum memory_segment_kind {
+    MEMORY_SEGMENT_MEMFD = 1,
+    MEMORY_SEGMENT_CUDA_IPC, /* no descriptor; the client in the daemon's pid namespace */
+    MEMORY_SEGMENT_CUDA_VMM
+};
+
+enum { MEMORY_DEVICE_NAME_BYTES = 48, MEMORY_DEVICE_HANDLE_BYTES = 64 };
+
+/* Which bytes of which allocation of a GPU: offset … offset + bytes of the record. */
+struct memory_device {
+    char name[MEMORY_DEVICE_NAME_BYTES];        /* where it is: "GPU-<uuid>", any case, NUL */
+    uint8_t handle[MEMORY_DEVICE_HANDLE_BYTES]; /* CUDA_IPC: cudaIpcMemHandle_t of the allocation */
+    uint64_t offset;
+    uint64_t allocation_bytes; /* all of it */
+    /* The client's number of the allocation, which it never gives to another one, also where that
+     * comes to lie at the same address (CU_POINTER_ATTRIBUTE_BUFFER_ID). Equal numbers of a client
+     * are the same memory. 0: none; then each VMM segment counts as memory of its own. */
+    uint64_t allocation;
+    uint32_t local; /* SEGMENT_REPLY: the node's number of the device, for Attach */
+    uint32_t reserved;
+};
 
 /* One size for all records keeps both ends simple: read until sizeof(struct memory_record). */
 struct memory_record {
@@ -54,7 +81,10 @@ struct memory_record {
     uint32_t kind;                             /* SEGMENT: enum memory_segment_kind */
     uint32_t writable;                         /* SEGMENT: the daemon may write it */
     char token[MEMORY_SOCKET_TOKEN_BYTES + 7]; /* WELCOME: 32 hex digits, NUL */
-    char text[MEMORY_SOCKET_TEXT_BYTES];       /* why not */
+    union {
+        char text[MEMORY_SOCKET_TEXT_BYTES]; /* why not */
+        struct memory_device device;         /* SEGMENT of a GPU, and its reply where code is 0 */
+    };
 };
 
 #endif

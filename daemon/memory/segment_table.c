@@ -1,6 +1,7 @@
 /* Which segments of which workers this data plane has mapped, and where.
  *
  * A node has tens of workers and a worker few segments, so both are arrays that are searched. */
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,7 +13,10 @@
 struct mapping {
     struct device *device;
     uint64_t bytes;
-    bool used;
+    bool used, imported;
+    enum device_import_kind kind; /* of what is imported: */
+    void *allocation;
+    uint64_t allocation_bytes;
 };
 
 struct worker_segments {
@@ -33,14 +37,21 @@ struct segment_table *segment_table_new(void)
     return mem_zalloc(sizeof(struct segment_table));
 }
 
+static void mapping_end(const struct mapping *m, void *base)
+{
+    if (m->imported)
+        device_import_close(m->device, m->kind, m->allocation, m->allocation_bytes);
+    else if (base != NULL)
+        device_unmap(m->device, base, m->bytes);
+}
+
 static uint32_t unmap_worker(struct worker_segments *w)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->n; i++) {
         if (!w->mappings[i].used)
             continue;
-        if (w->bases[i] != NULL)
-            device_unmap(w->mappings[i].device, w->bases[i], w->mappings[i].bytes);
+        mapping_end(&w->mappings[i], w->bases[i]);
         n++;
     }
     mem_free(w->mappings);
@@ -101,8 +112,9 @@ static int reserve(struct worker_segments *w, uint32_t segment)
     return 0;
 }
 
-int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker, uint32_t segment,
-                      int fd, uint64_t bytes, bool writable, struct err *e)
+/* A free place of that number. */
+static int place(struct segment_table *t, uint64_t worker, uint32_t segment,
+                 struct worker_segments **ret, struct err *e)
 {
     if (segment >= SEGMENT_MAX_PER_WORKER)
         return err_set(e, RS_EINVAL, "segment %u: a worker has at most %d", segment,
@@ -112,12 +124,50 @@ int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker
         return err_set(e, RS_ENOMEM, "segment %u: out of memory", segment);
     if (w->mappings[segment].used)
         return err_set(e, RS_EEXIST, "segment %u is mapped already", segment);
+    *ret = w;
+    return 0;
+}
+
+int segment_table_map(struct segment_table *t, struct device *d, uint64_t worker, uint32_t segment,
+                      int fd, uint64_t bytes, bool writable, struct err *e)
+{
+    struct worker_segments *w;
+    int r = place(t, worker, segment, &w, e);
+    if (r != 0)
+        return r;
     if (bytes == 0 && fd >= 0)
         (void)close(fd);
-    int r = bytes == 0 ? 0 : device_map(d, fd, bytes, writable, &w->bases[segment], e);
+    r = bytes == 0 ? 0 : device_map(d, fd, bytes, writable, &w->bases[segment], e);
     if (r != 0)
         return err_prefix(e, r, "segment %u", segment);
     w->mappings[segment] = (struct mapping){.device = d, .bytes = bytes, .used = true};
+    return 0;
+}
+
+int segment_table_import(struct segment_table *t, struct device *d, uint64_t worker,
+                         uint32_t segment, const struct device_import *from, uint64_t offset,
+                         uint64_t bytes, struct err *e)
+{
+    struct worker_segments *w;
+    void *p = NULL;
+    if (offset > from->bytes || bytes > from->bytes - offset)
+        return err_set(e, RS_EINVAL,
+                       "segment %u: %" PRIu64 " bytes from %" PRIu64 " on leave the allocation of "
+                       "%zu",
+                       segment, bytes, offset, from->bytes);
+    int r = place(t, worker, segment, &w, e);
+    if (r == 0)
+        r = device_import(d, from, &p, e);
+    if (r != 0)
+        return err_prefix(e, r, "segment %u", segment);
+    w->bases[segment] = (char *)p + offset;
+    w->mappings[segment] = (struct mapping){.device = d,
+                                            .bytes = bytes,
+                                            .used = true,
+                                            .imported = true,
+                                            .kind = from->kind,
+                                            .allocation = p,
+                                            .allocation_bytes = from->bytes};
     return 0;
 }
 

@@ -195,8 +195,8 @@ START_TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
     struct layout *l = layout_make();
     struct binding_piece p = piece(0, 4, 4, 0, 16, 4), q = piece(0, 4, 4, 64, 16, 4);
     uint64_t memory = 7;
-    struct binding_user users[2] = {{bind(&p, 1), l, &memory, false, "a"},
-                                    {bind(&q, 1), l, &memory, true, "b"}};
+    struct binding_user users[2] = {{bind(&p, 1), l, &memory, false, "a", NULL},
+                                    {bind(&q, 1), l, &memory, true, "b", NULL}};
     for (unsigned i = 1;; i++) {
         mem_fail_at(i);
         int r = bindings_disjoint(users, 2, NULL);
