@@ -207,15 +207,23 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
 static void on_hello(struct plane *p, struct wire_packet *packet)
 {
     struct err e = {0};
-    struct wire_ready ready = {0};
+    struct {
+        struct wire_ready head;
+        char names[PLANE_MAX_DEVICES][WIRE_DEVICE_NAME_BYTES];
+    } ready = {0};
     int r = hello(p, packet, &e);
     if (r < 0) {
         plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
         return;
     }
     if (p->tcp != NULL)
-        ready.data_port = transport_tcp_node_port(p->tcp);
-    plane_answer(p, &packet->header, WIRE_READY, 0, &ready, sizeof(ready), -1);
+        ready.head.data_port = transport_tcp_node_port(p->tcp);
+    ready.head.n_devices = p->n_devices;
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        (void)snprintf(ready.names[i], sizeof(ready.names[i]), "%s",
+                       device_name(p->devices[i].device));
+    plane_answer(p, &packet->header, WIRE_READY, 0, &ready,
+                 sizeof(ready.head) + p->n_devices * sizeof(ready.names[0]), -1);
 }
 
 static void on_lease(struct plane *p, struct wire_packet *packet)

@@ -9,7 +9,7 @@
  *
  *   control → data plane               data plane → control
  *   HELLO   devices, ring, backend     READY (data port) | FAILED
- *   MAP     worker, segment + fd       MAPPED (code)
+ *   MAP     worker, segment [+ fd]     MAPPED (code)
  *   BIND    worker, memory + 2 fds     BOUND (code)
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
  *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
@@ -40,7 +40,7 @@
 #include "base/err.h"
 #include "base/random.h"
 
-#define WIRE_PROTOCOL UINT32_C(2)
+#define WIRE_PROTOCOL UINT32_C(3)
 enum {
     WIRE_MAX_BYTES = 64 * 1024,
     WIRE_MAX_FDS = 6,
@@ -48,6 +48,8 @@ enum {
     WIRE_ADDRESS_BYTES = 64,
     WIRE_NAME_BYTES = 64,
     WIRE_TOKEN_BYTES = 16,
+    WIRE_HANDLE_BYTES = 64, /* of a CUDA IPC handle */
+    WIRE_DEVICE_NAME_BYTES = 48,
     WIRE_COMM_ID_BYTES = 128,
     WIRE_MAX_PEERS = 4096
 };
@@ -123,19 +125,27 @@ struct wire_hello {
     uint32_t reserved2;
 };
 
-/* The body of READY. */
+/* The body of READY; followed by char [n_devices][WIRE_DEVICE_NAME_BYTES]: "GPU-<uuid>", "" of host
+ * devices. */
 struct wire_ready {
     uint16_t data_port; /* really bound; 0 where the transport is none that listens */
     uint16_t reserved;
-    uint32_t reserved2;
+    uint32_t n_devices;
 };
 
+enum wire_segment_kind { WIRE_SEGMENT_MEMFD, WIRE_SEGMENT_CUDA_IPC, WIRE_SEGMENT_CUDA_VMM };
+
+/* With one descriptor; with none of kind CUDA_IPC. */
 struct wire_map {
     uint64_t bytes;
     uint32_t segment; /* the worker's own number */
     uint32_t device;  /* local */
     uint32_t writable;
-    uint32_t reserved;
+    uint32_t kind; /* enum wire_segment_kind */
+    /* Of a GPU's memory: the segment is offset … offset + bytes of an allocation (memory_socket.h). */
+    uint64_t offset, allocation_bytes;
+    uint64_t generation; /* CUDA_IPC: tells allocations apart whose handles are equal */
+    uint8_t handle[WIRE_HANDLE_BYTES];
 };
 
 /* fd 0: the encoded binding (memory/memory.h); fd 1: one byte per tensor of the worker's layout,

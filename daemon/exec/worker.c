@@ -91,6 +91,23 @@ static void worker_tidy(struct plane *p, uint64_t id)
         worker_free(p, w);
 }
 
+/* Maps what the worker's descriptor or handle stands for; the descriptor is taken on success. */
+static int map_memory(struct plane *p, uint64_t worker, const struct wire_map *m, int fd,
+                      struct err *e)
+{
+    struct device *d = p->devices[m->device].device;
+    if (m->kind == WIRE_SEGMENT_MEMFD)
+        return segment_table_map(p->segments, d, worker, m->segment, fd, m->bytes, m->writable != 0,
+                                 e);
+    struct device_import from = {.kind = m->kind == WIRE_SEGMENT_CUDA_IPC ? DEVICE_IMPORT_IPC
+                                                                          : DEVICE_IMPORT_VMM,
+                                 .handle = m->handle,
+                                 .generation = m->generation,
+                                 .fd = fd,
+                                 .bytes = m->allocation_bytes};
+    return segment_table_import(p->segments, d, worker, m->segment, &from, m->offset, m->bytes, e);
+}
+
 static int map_segment(struct plane *p, struct wire_packet *packet, const struct wire_map *m,
                        struct err *e)
 {
@@ -110,11 +127,11 @@ static int map_segment(struct plane *p, struct wire_packet *packet, const struct
     w->segments = segments;
     if (m->segment >= n)
         memset(&w->segments[n], 0, (m->segment + 1U - n) * sizeof(*w->segments));
-    r = segment_table_map(p->segments, p->devices[m->device].device, w->id, m->segment,
-                          packet->fds[0], m->bytes, m->writable != 0, e);
+    r = map_memory(p, w->id, m, packet->n_fds > 0 ? packet->fds[0] : -1, e);
     if (r < 0)
         return r;
-    packet->fds[0] = -1; /* taken */
+    if (packet->n_fds > 0)
+        packet->fds[0] = -1; /* taken */
     w->segments[m->segment] = (struct worker_segment){m->bytes, true, m->writable != 0};
     if (m->segment >= n)
         w->n_segments = m->segment + 1U;
@@ -127,12 +144,13 @@ void worker_map(struct plane *p, struct wire_packet *packet)
     struct wire_map m;
     int r;
     memset(&m, 0, sizeof(m));
-    if (packet->header.body_bytes != sizeof(m) || packet->n_fds != 1) {
-        r = err_set(&e, RS_EPROTO, "MAP needs its body and one descriptor");
-    } else {
+    if (packet->header.body_bytes == sizeof(m))
         memcpy(&m, packet->body, sizeof(m));
+    if (packet->header.body_bytes != sizeof(m) || m.kind > WIRE_SEGMENT_CUDA_VMM ||
+        packet->n_fds != (m.kind == WIRE_SEGMENT_CUDA_IPC ? 0U : 1U))
+        r = err_set(&e, RS_EPROTO, "MAP needs its body, and one descriptor or a handle");
+    else
         r = map_segment(p, packet, &m, &e);
-    }
     if (r < 0) {
         (void)err_prefix(&e, r, "map segment %u of worker %llx", m.segment,
                          (unsigned long long)packet->header.worker);

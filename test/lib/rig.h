@@ -500,7 +500,7 @@ static inline void rig_hello(struct rig *r)
     if (h.backend[0] == '\0')
         memcpy(h.backend, "host", 5);
     rig_expect(r, rig_send(r, WIRE_HELLO, 0, &h, sizeof(h), NULL, 0, NULL, 0), WIRE_READY);
-    if (!r->refused && !r->gone && r->packet->header.body_bytes == sizeof(ready))
+    if (!r->refused && !r->gone && r->packet->header.body_bytes >= sizeof(ready))
         memcpy(&ready, r->packet->body, sizeof(ready));
     r->data_port = ready.data_port;
 }
