@@ -98,6 +98,25 @@ static int rank_claim(struct service *s, uint64_t client, const struct attach_he
                    (int)owner->pid);
 }
 
+/* The worker's copies run on its own device, and what is checked there is memory of that one. */
+static int segment_device_check(const struct lease *l, const struct segment *s, struct err *e)
+{
+    if (s->kind == MEMORY_SEGMENT_MEMFD || s->device.local == l->device)
+        return 0;
+    return err_set(e, RS_EINVAL,
+                   "segment %" PRIu64
+                   " lies on device %u (%s), and the worker attaches with device "
+                   "%u (%s): attach with device %u",
+                   s->id, s->device.local, link_device_name(l->service->link, s->device.local),
+                   l->device, link_device_name(l->service->link, l->device), s->device.local);
+}
+
+static bool same_memory(const struct segment *a, const struct segment *b)
+{
+    return a->memory == b->memory && a->offset < b->offset + b->bytes &&
+           b->offset < a->offset + a->bytes;
+}
+
 static int segments_take(struct lease *l, const struct memory_client *client,
                          const struct attach_hello *h, struct err *e)
 {
@@ -116,11 +135,14 @@ static int segments_take(struct lease *l, const struct memory_client *client,
                            " was handed over read-only; a destination is written",
                            h->segments[i]);
         for (uint32_t k = 0; k < l->n_segments; k++)
-            if (l->segments[k]->memory == s->memory)
+            if (same_memory(l->segments[k], s))
                 return err_set(e, RS_EINVAL,
                                "segments %" PRIu64 " and %" PRIu64
                                " are the same memory; hand it over once",
                                l->segments[k]->id, s->id);
+        int r = segment_device_check(l, s, e);
+        if (r != 0)
+            return r;
         segment_use(s);
         l->segments[l->n_segments++] = s;
         l->segment_bytes += s->bytes;

@@ -113,7 +113,7 @@ struct binding_job {
     struct binding_piece *pieces[2]; /* owned, until a binding takes them */
     uint32_t n_pieces[2];
     uint64_t *segment_bytes;
-    uint64_t *memory_of_segment;
+    uint64_t *memory_of_segment, *offset_of_segment;
     struct binding *bindings[2];
     int fds[2];
     int dtypes_fd;
@@ -161,6 +161,7 @@ static int live_and_shadow_check(struct binding_job *j)
         users[i] = (struct binding_user){.binding = j->bindings[i],
                                          .layout = j->layout,
                                          .memory_of_segment = j->memory_of_segment,
+                                         .offset_of_segment = j->offset_of_segment,
                                          .written = true,
                                          .who = i == WIRE_LIVE ? "live memory" : "shadow memory"};
     return bindings_disjoint(users, 2, &j->err);
@@ -200,6 +201,7 @@ static void binding_job_free(struct binding_job *j)
         mem_free(j->pieces[WIRE_SHADOW]);
         mem_free(j->segment_bytes);
         mem_free(j->memory_of_segment);
+        mem_free(j->offset_of_segment);
     }
     mem_free(j);
 }
@@ -239,13 +241,15 @@ static struct binding_job *binding_job_new(struct lease *l)
     j->fds[0] = j->fds[1] = j->dtypes_fd = -1;
     j->segment_bytes = mem_calloc(l->n_segments, sizeof *j->segment_bytes);
     j->memory_of_segment = mem_calloc(l->n_segments, sizeof *j->memory_of_segment);
-    if (j->segment_bytes == NULL || j->memory_of_segment == NULL) {
+    j->offset_of_segment = mem_calloc(l->n_segments, sizeof *j->offset_of_segment);
+    if (j->segment_bytes == NULL || j->memory_of_segment == NULL || j->offset_of_segment == NULL) {
         binding_job_free(j);
         return NULL;
     }
     for (uint32_t i = 0; i < l->n_segments; i++) {
         j->segment_bytes[i] = l->segments[i]->bytes;
         j->memory_of_segment[i] = l->segments[i]->memory;
+        j->offset_of_segment[i] = l->segments[i]->offset;
     }
     for (unsigned i = 0; i < 2; i++) {
         j->pieces[i] = l->pieces[i];

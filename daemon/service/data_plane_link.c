@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -54,7 +55,9 @@ struct data_plane_link {
     uint64_t next_request;
     uint64_t restarts;
     uint64_t ready_ns;
-    uint16_t data_port;      /* of the child that is ready */
+    uint16_t data_port; /* of the child that is ready */
+    /* of the newest child that was ready; a GPU keeps its name for ever */
+    char device_names[CONFIG_MAX_DEVICES][WIRE_DEVICE_NAME_BYTES];
     uint64_t lease_until_ns; /* 0: none is kept */
     uint32_t backoff_ms;
     char why[256]; /* of the last death */
@@ -102,6 +105,35 @@ int32_t link_pid(const struct data_plane_link *l)
 uint64_t link_child(const struct data_plane_link *l)
 {
     return l->incarnation;
+}
+
+/* Past "GPU-" or "MIG-". */
+static const char *bare(const char *name)
+{
+    return strncasecmp(name, "GPU-", 4) == 0 || strncasecmp(name, "MIG-", 4) == 0 ? name + 4 : name;
+}
+
+int link_device_of(const struct data_plane_link *l, const char *name, uint32_t *ret, struct err *e)
+{
+    char there[384] = "";
+    if (l->device_names[0][0] == '\0')
+        return err_set(e, RS_EUNAVAIL, "the data plane is %s; try again", link_text(l));
+    for (uint32_t i = 0; i < l->config->devices; i++) {
+        if (strcasecmp(bare(l->device_names[i]), bare(name)) == 0) {
+            *ret = i;
+            return 0;
+        }
+        size_t at = strlen(there);
+        (void)snprintf(there + at, sizeof there - at, "%s%s", i == 0 ? "" : ", ",
+                       l->device_names[i]);
+    }
+    return err_set(e, RS_ENOTFOUND, "GPU '%s' is none of this daemon's devices; they are %s", name,
+                   there);
+}
+
+const char *link_device_name(const struct data_plane_link *l, uint32_t device)
+{
+    return device < CONFIG_MAX_DEVICES ? l->device_names[device] : "";
 }
 
 uint16_t link_data_port(const struct data_plane_link *l)
@@ -512,6 +544,17 @@ void link_lease(struct data_plane_link *l, uint64_t until_ns)
     stats_ask(l);
 }
 
+static void names_take(struct data_plane_link *l, const struct wire_packet *p)
+{
+    const char *names = (const char *)p->body + sizeof(struct wire_ready);
+    for (size_t i = 0;
+         i < CONFIG_MAX_DEVICES &&
+         sizeof(struct wire_ready) + (i + 1) * sizeof l->device_names[0] <= p->header.body_bytes;
+         i++)
+        (void)snprintf(l->device_names[i], sizeof l->device_names[i], "%.*s",
+                       (int)sizeof l->device_names[i] - 1, names + i * sizeof l->device_names[0]);
+}
+
 static void on_hello(struct link_request *r, int code, struct wire_packet *packet,
                      const struct err *e)
 {
@@ -525,6 +568,7 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     if (packet->header.body_bytes >= sizeof ready)
         memcpy(&ready, packet->body, sizeof ready);
     l->data_port = ready.data_port;
+    names_take(l, packet);
     l->strangers = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();

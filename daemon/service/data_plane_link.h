@@ -59,6 +59,11 @@ int32_t link_pid(const struct data_plane_link *l); /* 0: none */
 uint64_t link_child(const struct data_plane_link *l);
 /* Where the child that is ready listens for other nodes' data planes; 0: nowhere. */
 uint16_t link_data_port(const struct data_plane_link *l);
+/* The number of the device of that name ("GPU-<uuid>", "MIG-<uuid>", any case). RS_ENOTFOUND names those
+ * there are; RS_EUNAVAIL: no child has been ready yet. */
+int link_device_of(const struct data_plane_link *l, const char *name, uint32_t *ret, struct err *e);
+/* What a device is called; "": it has no name of its own, or no child has been ready yet. */
+const char *link_device_name(const struct data_plane_link *l, uint32_t device);
 /* Strangers that were let go at its data port: by the child that is ready, as of the newest lease. */
 uint64_t link_strangers(const struct data_plane_link *l);
 /* Bytes may move until then (monotonic ns; the child looks itself): told to this child and to those after it. */

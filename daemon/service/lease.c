@@ -43,9 +43,17 @@ static int map_send(struct lease *l, uint32_t i, struct err *e)
     const struct segment *s = l->segments[i];
     struct wire_map body = {
         .bytes = s->bytes, .segment = i, .device = l->device, .writable = s->writable};
+    if (s->kind != MEMORY_SEGMENT_MEMFD) {
+        body.kind =
+            s->kind == MEMORY_SEGMENT_CUDA_IPC ? WIRE_SEGMENT_CUDA_IPC : WIRE_SEGMENT_CUDA_VMM;
+        body.offset = s->device.offset;
+        body.allocation_bytes = s->device.allocation_bytes;
+        body.generation = s->device.allocation;
+        memcpy(body.handle, s->device.handle, sizeof body.handle);
+    }
     struct wire_header h = {.type = WIRE_MAP, .model = l->model->id, .worker = l->id};
-    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, &s->fd, 1,
-                       l->service->config->memory_timeout_ms, e);
+    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, &s->fd,
+                       s->fd >= 0 ? 1 : 0, l->service->config->memory_timeout_ms, e);
 }
 
 static int bind_send(struct lease *l, enum wire_memory memory, struct err *e)

@@ -47,6 +47,8 @@ struct memory_server {
     uint64_t incarnation;
     void (*ended)(void *arg, struct memory_client *client);
     void *arg;
+    int (*device_of)(void *arg, const char *name, uint32_t *ret, struct err *e);
+    void *device_arg;
     struct queue clients;
     uint32_t n_clients;
     uint64_t next_client, next_segment;
@@ -72,7 +74,8 @@ static void segment_free_if_unused(struct segment *s)
 {
     if (s->client != NULL || s->n_uses > 0 || s->n_mapped > 0)
         return;
-    (void)close(s->fd);
+    if (s->fd >= 0)
+        (void)close(s->fd);
     mem_free(s);
 }
 
@@ -93,6 +96,23 @@ static bool record_send(struct connection *c, const struct memory_record *r)
 }
 
 static void connection_end(struct connection *c, const char *why);
+
+static bool of_gpu(uint32_t kind)
+{
+    return kind == MEMORY_SEGMENT_CUDA_IPC || kind == MEMORY_SEGMENT_CUDA_VMM;
+}
+
+static void reply_kept(struct connection *c, uint64_t request, const struct segment *s)
+{
+    struct memory_record r = {.magic = MEMORY_SOCKET_MAGIC,
+                              .type = MEMORY_SEGMENT_REPLY,
+                              .request = request,
+                              .segment = s->id};
+    if (of_gpu(s->kind))
+        r.device = s->device;
+    if (!record_send(c, &r))
+        connection_end(c, "it does not read its replies");
+}
 
 static void reply(struct connection *c, uint64_t request, uint64_t segment, int code,
                   const char *text)
@@ -163,13 +183,75 @@ static bool descriptors_are_scarce(int newest)
     return getrlimit(RLIMIT_NOFILE, &l) == 0 && (rlim_t)newest >= l.rlim_cur - l.rlim_cur / 8;
 }
 
+/* In how many pid namespaces a process is numbered, as this one sees it; 0: it can't be told. */
+static unsigned pid_namespaces(const char *process)
+{
+    char path[64], line[256];
+    unsigned n = 0;
+    (void)snprintf(path, sizeof path, "/proc/%s/status", process);
+    FILE *f = fopen(path, "re");
+    while (f != NULL && n == 0 && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, "NSpid:", 6) == 0)
+            for (const char *at = line + 6; *(at += strspn(at, " \t\n")) != '\0'; n++)
+                at += strcspn(at, " \t\n");
+    if (f != NULL)
+        (void)fclose(f);
+    return n;
+}
+
+/* A CUDA IPC handle names its owner by pid: in another namespace that is another process, or none. */
+static int same_pid_namespace(const struct connection *c, struct err *e)
+{
+    char pid[16];
+    (void)snprintf(pid, sizeof pid, "%d", (int)c->client.pid);
+    unsigned own = pid_namespaces("self"), its = c->client.pid > 0 ? pid_namespaces(pid) : 0;
+    if (c->client.pid > 0 && (its == own || own == 0))
+        return 0;
+    return err_set(
+        e, RS_EPRECOND,
+        "the client (pid %d here) is in another pid namespace than the daemon, where a CUDA "
+        "IPC handle can't be opened: run its container in the daemon's (--pid=host), or "
+        "hand over a VMM descriptor",
+        (int)c->client.pid);
+}
+
+/* Which bytes of which allocation on which device; `device` is the record's, its name ended. */
+static int device_admit(const struct connection *c, const struct memory_record *r,
+                        struct memory_device *device, struct err *e)
+{
+    const struct memory_server *s = c->client.server;
+    if (strcmp(s->config->backend, "cuda") != 0)
+        return err_set(e, RS_EPRECOND,
+                       "GPU memory can't be reached by backend '%s': hand over a memfd, or run the "
+                       "daemon with backend = cuda and transport = nccl",
+                       s->config->backend);
+    if (device->offset > device->allocation_bytes ||
+        r->bytes > device->allocation_bytes - device->offset)
+        return err_set(e, RS_EINVAL,
+                       "%" PRIu64 " bytes from %" PRIu64
+                       " on leave the allocation, which has %" PRIu64
+                       ": give the offset from its base (cuMemGetAddressRange)",
+                       r->bytes, device->offset, device->allocation_bytes);
+    if (device->allocation_bytes > s->config->max_segment_bytes)
+        return err_set(e, RS_EEXHAUSTED,
+                       "allocation of %" PRIu64 " bytes: max_segment_bytes is %" PRIu64,
+                       device->allocation_bytes, s->config->max_segment_bytes);
+    int code = r->kind == MEMORY_SEGMENT_CUDA_IPC ? same_pid_namespace(c, e) : 0;
+    if (code == 0 && s->device_of == NULL)
+        code = err_set(e, RS_EUNAVAIL, "the daemon is starting; try again");
+    return code != 0 ? code : s->device_of(s->device_arg, device->name, &device->local, e);
+}
+
 static int segment_admit(struct connection *c, const struct memory_record *r, struct err *e)
 {
     const struct config *config = c->client.server->config;
-    if (r->kind != MEMORY_SEGMENT_MEMFD)
-        return err_set(e, RS_EINVAL, "segment kind %u is not known; use 1 (memfd)", r->kind);
-    if (c->fd < 0)
-        return err_set(e, RS_EINVAL, "no descriptor came with the segment");
+    if (r->kind != MEMORY_SEGMENT_MEMFD && !of_gpu(r->kind))
+        return err_set(e, RS_EINVAL,
+                       "segment kind %u is not known; use 1 (memfd), 2 (CUDA IPC) or 3 (CUDA VMM)",
+                       r->kind);
+    if ((c->fd < 0) != (r->kind == MEMORY_SEGMENT_CUDA_IPC))
+        return c->fd >= 0 ? err_set(e, RS_EINVAL, "a CUDA IPC segment comes without a descriptor")
+                          : err_set(e, RS_EINVAL, "no descriptor came with the segment");
     if (r->bytes == 0)
         return err_set(e, RS_EINVAL, "a segment of 0 bytes holds nothing");
     if (r->bytes > config->max_segment_bytes)
@@ -179,7 +261,7 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     if (c->n_segments >= config->max_segments)
         return err_set(e, RS_EEXHAUSTED, "%u segments: max_segments is reached; use one per arena",
                        c->n_segments);
-    if (descriptors_are_scarce(c->fd))
+    if (c->fd >= 0 && descriptors_are_scarce(c->fd))
         return err_set(e, RS_EEXHAUSTED,
                        "the daemon is nearly out of descriptors; use one segment per arena, or "
                        "raise its limit (LimitNOFILE)");
@@ -192,6 +274,27 @@ static uint64_t memory_number(int fd)
     struct stat st;
     rs_assert(fstat(fd, &st) == 0);
     return (uint64_t)st.st_ino ^ (uint64_t)st.st_dev << 48;
+}
+
+/* An allocation of a GPU as one number. All VMM descriptors look alike, so that what the client says counts: it could
+ * only spoil its own memory with it. */
+static uint64_t device_memory_number(const struct connection *c, const struct memory_record *r)
+{
+    const uint64_t own = c->client.server->next_segment;
+    uint64_t n = UINT64_C(0xcbf29ce484222325);
+    const struct {
+        uint64_t client, allocation;
+    } what = {.client = r->kind == MEMORY_SEGMENT_CUDA_VMM ? c->client.id : 0,
+              .allocation = r->kind == MEMORY_SEGMENT_CUDA_VMM && r->device.allocation == 0
+                                ? ~own
+                                : r->device.allocation};
+    const uint8_t *parts[] = {(const uint8_t *)&what, r->device.handle};
+    size_t sizes[] = {sizeof what,
+                      r->kind == MEMORY_SEGMENT_CUDA_IPC ? sizeof r->device.handle : 0};
+    for (unsigned k = 0; k < 2; k++)
+        for (size_t i = 0; i < sizes[k]; i++)
+            n = (n ^ parts[k][i]) * UINT64_C(0x100000001b3);
+    return n | UINT64_C(1) << 63;
 }
 
 static void segment_keep(struct connection *c)
@@ -208,13 +311,19 @@ static void segment_keep(struct connection *c)
     *s = (struct segment){.client = &c->client,
                           .id = ++c->client.server->next_segment,
                           .bytes = r->bytes,
-                          .memory = memory_number(c->fd),
+                          .memory =
+                              of_gpu(r->kind) ? device_memory_number(c, r) : memory_number(c->fd),
                           .fd = c->fd,
+                          .kind = r->kind,
                           .writable = r->writable != 0};
+    if (of_gpu(r->kind)) {
+        s->device = r->device;
+        s->offset = r->device.offset;
+    }
     c->fd = -1;
     queue_push(&c->segments, &s->in);
     c->n_segments++;
-    reply(c, r->request, s->id, 0, NULL);
+    reply_kept(c, r->request, s);
 }
 
 static void on_readable(uv_poll_t *handle, int status, int events);
@@ -244,8 +353,18 @@ static void segment_take(struct connection *c, const struct memory_record *r)
 {
     c->check_err = (struct err){0};
     int code = segment_admit(c, r, &c->check_err);
+    if (code == 0 && of_gpu(r->kind)) {
+        c->record.device.name[MEMORY_DEVICE_NAME_BYTES - 1] = '\0';
+        code = device_admit(c, r, &c->record.device, &c->check_err);
+    }
     if (code != 0) {
         reply(c, r->request, 0, code, err_text(&c->check_err, code));
+        return;
+    }
+    if (of_gpu(
+            r->kind)) { /* the data plane sees whether it can be opened, when a worker attaches */
+        c->check_code = 0;
+        segment_keep(c);
         return;
     }
     c->checking = true;
@@ -554,6 +673,15 @@ int memory_server_start(uv_loop_t *loop, const struct config *config, uint64_t i
     (void)uv_poll_start(&s->poll, UV_READABLE, on_connect);
     *ret = s;
     return 0;
+}
+
+void memory_server_devices(struct memory_server *s,
+                           int (*device_of)(void *arg, const char *name, uint32_t *ret,
+                                            struct err *e),
+                           void *arg)
+{
+    s->device_of = device_of;
+    s->device_arg = arg;
 }
 
 static void on_server_closed(uv_handle_t *h)

@@ -14,6 +14,7 @@
 
 #include "base/err.h"
 #include "base/queue.h"
+#include "memory/memory_socket.h"
 #include "service/config.h"
 
 struct memory_server;
@@ -24,8 +25,12 @@ struct segment {
     struct memory_client *client; /* NULL: the client has ended or dropped it */
     uint64_t id;
     uint64_t bytes;
-    uint64_t memory; /* equal numbers: the same memory, handed over more than once */
-    int fd;
+    uint64_t memory; /* equal numbers: the same memory, handed over more than once, from */
+    uint64_t offset; /* … on */
+    int fd;          /* -1: none (CUDA_IPC) */
+    uint32_t kind;   /* enum memory_segment_kind */
+    struct memory_device
+        device; /* of a GPU's memory, its texts ended; `local` is the node's number */
     bool writable;
     uint32_t n_uses;   /* workers that are attached with it */
     uint32_t n_mapped; /* workers for which the data plane has, or may have, it mapped */
@@ -38,7 +43,7 @@ struct memory_client {
     struct memory_server *server;
     uint64_t id; /* never repeats in one start of the daemon */
     uint32_t uid;
-    int32_t pid;
+    int32_t pid; /* 0: in a pid namespace that can't be seen from here */
     char token[40];
 };
 
@@ -47,6 +52,12 @@ struct memory_client {
 int memory_server_start(uv_loop_t *loop, const struct config *config, uint64_t incarnation,
                         void (*ended)(void *arg, struct memory_client *client), void *arg,
                         struct memory_server **ret, struct err *e);
+/* Who knows the node's number of a GPU by its name: 0, RS_ENOTFOUND, RS_EUNAVAIL. Without it all segments of GPUs are
+ * refused. */
+void memory_server_devices(struct memory_server *s,
+                           int (*device_of)(void *arg, const char *name, uint32_t *ret,
+                                            struct err *e),
+                           void *arg);
 /* Ends all clients, unlinks the socket if it is still ours; done runs once and the server is freed after it. */
 void memory_server_stop(struct memory_server *s, void (*done)(void *arg), void *arg);
 

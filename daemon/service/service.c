@@ -168,6 +168,12 @@ int service_new(uv_loop_t *loop, const struct config *config, struct service **r
     return coordinator ? restore(s, e) : remember_load(s, e);
 }
 
+static int device_of(void *arg, const char *name, uint32_t *ret, struct err *e)
+{
+    const struct service *s = arg;
+    return link_device_of(s->link, name, ret, e);
+}
+
 int service_start(struct service *s, struct err *e)
 {
     struct link_events events = {
@@ -176,6 +182,8 @@ int service_start(struct service *s, struct err *e)
         memory_server_start(s->loop, s->config, s->incarnation, on_client_ended, s, &s->memory, e);
     if (r == 0)
         r = link_new(s->loop, s->config, &events, &s->link, e);
+    if (r == 0)
+        memory_server_devices(s->memory, device_of, s);
     if (r == 0 && s->coordinator != NULL)
         node_welcomed(s, s->incarnation);
     return r == 0 && s->config->n_nodes > 1 ? peers_start(s, &s->peers, e) : r;

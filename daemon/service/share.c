@@ -16,7 +16,7 @@
 
 struct share_user {
     struct layout_entry *layout; /* counted */
-    uint64_t *memory_of_segment;
+    uint64_t *memory_of_segment, *offset_of_segment;
     int binding_fd; /* its own descriptor */
     bool written;
     char who[LAYOUT_MAX_NAME_BYTES];
@@ -72,10 +72,13 @@ static int user_add(struct share *s, const struct lease *l, enum wire_memory mem
                    : memory == WIRE_LIVE   ? "live"
                                            : "shadow");
     u->memory_of_segment = mem_calloc(l->n_segments, sizeof *u->memory_of_segment);
-    if (u->memory_of_segment == NULL)
+    u->offset_of_segment = mem_calloc(l->n_segments, sizeof *u->offset_of_segment);
+    if (u->memory_of_segment == NULL || u->offset_of_segment == NULL)
         return err_set(e, RS_ENOMEM, "no memory to compare bindings");
-    for (uint32_t i = 0; i < l->n_segments; i++)
+    for (uint32_t i = 0; i < l->n_segments; i++) {
         u->memory_of_segment[i] = l->segments[i]->memory;
+        u->offset_of_segment[i] = l->segments[i]->offset;
+    }
     return 0;
 }
 
@@ -108,6 +111,7 @@ void share_close(struct share *s)
         (void)close(s->users[i].binding_fd);
         layout_entry_unref(s->users[i].layout);
         mem_free(s->users[i].memory_of_segment);
+        mem_free(s->users[i].offset_of_segment);
     }
     mem_free(s->users);
     *s = (struct share){0};
@@ -140,6 +144,7 @@ int share_check(const struct share *s, struct err *e)
         users[i] = (struct binding_user){.binding = bindings[i],
                                          .layout = u->layout->layout,
                                          .memory_of_segment = u->memory_of_segment,
+                                         .offset_of_segment = u->offset_of_segment,
                                          .written = u->written,
                                          .who = u->who};
     }
