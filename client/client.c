@@ -102,7 +102,7 @@ static int link_make(struct reshard_client *c, uint64_t deadline_ns, struct link
         return r;
     queue_foreach (q, &c->segments) {
         struct reshard_segment *s = container_of(q, struct reshard_segment, queue);
-        r = link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e);
+        r = segment_add(l, s, deadline_ns, e);
         if (r != 0) {
             link_unref(l);
             return err_prefix(e, r, "handing a segment of %llu bytes over again",

@@ -15,6 +15,7 @@
 #include "client/link.h"
 #include "client/reshard.h"
 #include "layout/layout.h"
+#include "memory/memory_socket.h"
 
 struct reshard_client {
     char *path;
@@ -31,16 +32,24 @@ struct reshard_client {
 struct reshard_segment {
     struct queue queue; /* in client.segments */
     struct reshard_client *client;
-    int fd;
+    uint32_t kind; /* enum memory_segment_kind */
+    int fd;        /* -1: none */
     void *data;
     uint64_t bytes;
-    uint64_t id;      /* the daemon's, on the client's newest link */
-    uint32_t n_users; /* workers; guarded by client.mutex */
+    struct memory_device device; /* of a GPU's memory; `local` as of the newest link */
+    int ordinal;                 /* of that GPU in this process; -1: not known */
+    uint64_t id;                 /* the daemon's, on the client's newest link */
+    uint32_t n_users;            /* workers; guarded by client.mutex */
 };
 
 /* A memfd whose pages all exist and which nobody can shrink or grow; the caller's to close. `root` as in
  * room.h. RS_EEXHAUSTED before it takes what is not there. */
 int segment_memfd(uint64_t bytes, const char *root, int *ret_fd, struct err *e);
+
+/* Hands it over on a link: fills in its id and, of a GPU's, the node's number of the device. */
+int segment_add(struct link *l, struct reshard_segment *s, uint64_t deadline_ns, struct err *e);
+/* Waits for all work of this process on the GPUs that have the segments. RS_EDEVICE: one has failed. */
+int segments_synchronise(struct reshard_segment *const *segments, size_t n, struct err *e);
 
 struct reshard_layout {
     struct layout *layout;

@@ -157,6 +157,20 @@ int link_segment_add(struct link *l, int fd, uint64_t bytes, uint64_t deadline_n
     return r;
 }
 
+int link_device_segment_add(struct link *l, uint32_t kind, const struct memory_device *device,
+                            int fd, uint64_t bytes, uint64_t deadline_ns, uint64_t *ret_segment,
+                            uint32_t *ret_local, struct err *e)
+{
+    struct memory_record record = {
+        .type = MEMORY_SEGMENT, .kind = kind, .writable = 1, .bytes = bytes, .device = *device};
+    int r = record_exchange(l, &record, fd, deadline_ns, e);
+    if (r == 0) {
+        *ret_segment = record.segment;
+        *ret_local = record.device.local;
+    }
+    return r;
+}
+
 int link_segment_drop(struct link *l, uint64_t segment, uint64_t deadline_ns, struct err *e)
 {
     struct memory_record record = {.type = MEMORY_SEGMENT_DROP, .segment = segment};

@@ -119,7 +119,41 @@ RESHARD_API int reshard_segment_adopt(struct reshard_client *client, int fd, uin
                                       uint32_t timeout_ms, struct reshard_segment **ret_segment,
                                       struct reshard_error *e);
 
-/* Where it is mapped in this process; valid until the segment is freed. Page aligned. */
+/* Hands over `bytes` of GPU memory from `device_pointer` on: any part of one allocation of this
+ * process, of cudaMalloc or of the VMM API; the daemon maps all of the allocation once, whatever number
+ * of segments it has. The memory stays the caller's, who must not free or remap it before
+ * reshard_segment_free (or reshard_close) has returned: then the daemon has let it go. Loads the CUDA
+ * driver (libcuda.so.1) at run time. RESHARD_EPRECOND: it is not there, the daemon's backend is not
+ * cuda, or the daemon is in another pid namespace (cudaMalloc's memory); RESHARD_EINVAL: no GPU memory,
+ * memory of a kind that can't be exported (a pool's; managed), or more than one allocation: hand over
+ * one segment for each; RESHARD_ENOTFOUND: on a GPU that is none of the daemon's. */
+RESHARD_API int reshard_segment_cuda(struct reshard_client *client, const void *device_pointer,
+                                     uint64_t bytes, uint32_t timeout_ms,
+                                     struct reshard_segment **ret_segment, struct reshard_error *e);
+
+/* The same by what the caller has exported; needs no CUDA here. */
+struct reshard_cuda_export {
+    const char *device;        /* "GPU-<uuid>" of the GPU that has it, as nvidia-smi -L has it */
+    const uint8_t *ipc_handle; /* 64 bytes of cudaIpcGetMemHandle; NULL: vmm_fd counts */
+    int vmm_fd; /* of cuMemExportToShareableHandle; stays the caller's (duplicated) */
+    uint64_t allocation_bytes; /* all that handle or descriptor stand for */
+    uint64_t offset_bytes;     /* from its base to the segment's first byte */
+    /* A number of the allocation that no later one of this process has (CU_POINTER_ATTRIBUTE_BUFFER_ID);
+     * 0: none. Two segments of one VMM allocation are known as such by it alone. */
+    uint64_t allocation;
+};
+RESHARD_API int reshard_segment_cuda_exported(struct reshard_client *client,
+                                              const struct reshard_cuda_export *exported,
+                                              uint64_t bytes, uint32_t timeout_ms,
+                                              struct reshard_segment **ret_segment,
+                                              struct reshard_error *e);
+
+/* The node's number of the GPU that has the segment: what reshard_attach.device must be for a worker
+ * with it. UINT32_MAX: host memory. */
+RESHARD_API uint32_t reshard_segment_device(const struct reshard_segment *segment);
+
+/* Where it is mapped in this process; valid until the segment is freed. Page aligned. Of
+ * reshard_segment_cuda: the device pointer; of reshard_segment_cuda_exported: NULL. */
 RESHARD_API void *reshard_segment_data(const struct reshard_segment *segment);
 RESHARD_API uint64_t reshard_segment_bytes(const struct reshard_segment *segment);
 
@@ -300,7 +334,12 @@ struct reshard_expected {
 /* "My memory holds `version` and I will not write it until it is released." Returns when the daemon
  * has fingerprinted the memory, so the time grows with its size. expected may be NULL;
  * else it is checked before a byte moves, whatever the refit's verify says, and a second call for
- * the version may only repeat it (RESHARD_EEXIST). RESHARD_EPRECOND: the daemon takes none. */
+ * the version may only repeat it (RESHARD_EEXIST). RESHARD_EPRECOND: the daemon takes none.
+ *
+ * With segments of reshard_segment_cuda it first waits for all work of this process on their GPUs (as
+ * cudaDeviceSynchronize), so that what was written on any stream is there. Of a segment that was
+ * exported by hand (reshard_segment_cuda_exported), and in a client without this library, the caller
+ * waits for its own writes before it publishes. RESHARD_EDEVICE: the GPU has failed. */
 RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
                                 const struct reshard_expected *expected, size_t n_expected,
                                 uint32_t timeout_ms, struct reshard_error *e);

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "client/client.h"
+#include "client/cuda.h"
 #include "client/room.h"
 
 #include "base/banned.h"
@@ -82,10 +83,19 @@ static int adopt_check(int fd, uint64_t bytes, struct err *e)
 
 static void segment_destroy(struct reshard_segment *s)
 {
-    if (s->data != NULL)
+    if (s->data != NULL && s->kind == MEMORY_SEGMENT_MEMFD)
         munmap(s->data, s->bytes);
-    close(s->fd);
+    if (s->fd >= 0)
+        close(s->fd);
     mem_free(s);
+}
+
+int segment_add(struct link *l, struct reshard_segment *s, uint64_t deadline_ns, struct err *e)
+{
+    if (s->kind == MEMORY_SEGMENT_MEMFD)
+        return link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e);
+    return link_device_segment_add(l, s->kind, &s->device, s->fd, s->bytes, deadline_ns, &s->id,
+                                   &s->device.local, e);
 }
 
 /* Takes fd, also on failure. */
@@ -97,7 +107,8 @@ static int segment_map(struct reshard_client *c, int fd, uint64_t bytes,
         close(fd);
         return err_set(e, RS_ENOMEM, "segment: out of memory");
     }
-    *s = (struct reshard_segment){.client = c, .fd = fd, .bytes = bytes};
+    *s = (struct reshard_segment){
+        .client = c, .kind = MEMORY_SEGMENT_MEMFD, .fd = fd, .bytes = bytes, .ordinal = -1};
     queue_init(&s->queue);
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
@@ -120,7 +131,7 @@ static int try_add(struct link *l, uint64_t worker, uint64_t deadline_ns, void *
     if (r != 0)
         return r;
     /* While the lock is held no other link is made, so the id is that of the newest. */
-    r = link_alive(l) ? link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e)
+    r = link_alive(l) ? segment_add(l, s, deadline_ns, e)
                       : err_set(e, RS_EUNAVAIL, "segment: the daemon is gone");
     if (r == 0)
         queue_push(&c->segments, &s->queue);
@@ -141,6 +152,107 @@ static int segment_hand_over(struct reshard_client *c, int fd, uint64_t bytes, u
         segment_destroy(s);
     else
         *ret = s;
+    return r;
+}
+
+/* --- memory of GPUs ------------------------------------------------------------------------------ */
+
+static int device_name_take(struct memory_device *d, const char *name, struct err *e)
+{
+    if (name == NULL || strlen(name) >= sizeof d->name)
+        return err_set(e, RS_EINVAL, "segment: a GPU is named by its uuid, \"GPU-…\"");
+    memcpy(d->name, name, strlen(name) + 1);
+    return 0;
+}
+
+/* Takes fd, also on failure. data, ordinal: NULL and -1 where this process does not know them. */
+static int device_segment_hand_over(struct reshard_client *c, const struct segment_export *x,
+                                    uint64_t bytes, uint32_t timeout_ms,
+                                    struct reshard_segment **ret, struct err *e)
+{
+    const struct memory_device *d = &x->device;
+    struct reshard_segment *s = NULL;
+    int r = 0;
+    if (bytes == 0 || d->offset > d->allocation_bytes || bytes > d->allocation_bytes - d->offset)
+        r = err_set(e, RS_EINVAL,
+                    "segment: %llu bytes from %llu on leave the allocation of %llu bytes",
+                    (unsigned long long)bytes, (unsigned long long)d->offset,
+                    (unsigned long long)d->allocation_bytes);
+    else if ((s = mem_zalloc(sizeof *s)) == NULL)
+        r = err_set(e, RS_ENOMEM, "segment: out of memory");
+    if (r != 0) {
+        if (x->fd >= 0)
+            close(x->fd);
+        return r;
+    }
+    *s = (struct reshard_segment){.client = c,
+                                  .kind = x->kind,
+                                  .fd = x->fd,
+                                  .data = x->data,
+                                  .bytes = bytes,
+                                  .device = x->device,
+                                  .ordinal = x->ordinal};
+    queue_init(&s->queue);
+    r = client_call(c, NULL, client_deadline(timeout_ms), try_add, s, e);
+    if (r != 0)
+        segment_destroy(s);
+    else
+        *ret = s;
+    return r;
+}
+
+int reshard_segment_cuda(struct reshard_client *c, const void *device_pointer, uint64_t bytes,
+                         uint32_t timeout_ms, struct reshard_segment **ret_segment,
+                         struct reshard_error *e)
+{
+    struct err err = {0};
+    struct segment_export x;
+    int r = cuda_export(device_pointer, bytes, &x, &err);
+    if (r == 0)
+        r = device_segment_hand_over(c, &x, bytes, timeout_ms, ret_segment, &err);
+    return client_give(e, r, &err);
+}
+
+int reshard_segment_cuda_exported(struct reshard_client *c,
+                                  const struct reshard_cuda_export *exported, uint64_t bytes,
+                                  uint32_t timeout_ms, struct reshard_segment **ret_segment,
+                                  struct reshard_error *e)
+{
+    struct err err = {0};
+    struct segment_export x = {.kind = MEMORY_SEGMENT_CUDA_IPC, .fd = -1, .ordinal = -1};
+    int r = device_name_take(&x.device, exported->device, &err);
+    x.device.offset = exported->offset_bytes;
+    x.device.allocation_bytes = exported->allocation_bytes;
+    x.device.allocation = exported->allocation;
+    if (exported->ipc_handle != NULL)
+        memcpy(x.device.handle, exported->ipc_handle, sizeof x.device.handle);
+    else
+        x.kind = MEMORY_SEGMENT_CUDA_VMM;
+    if (r == 0 && exported->ipc_handle == NULL &&
+        (x.fd = fcntl(exported->vmm_fd, F_DUPFD_CLOEXEC, 0)) < 0)
+        r = err_set(&err, RS_EINVAL, "segment: descriptor %d: %s", exported->vmm_fd,
+                    strerror(errno));
+    if (r == 0)
+        r = device_segment_hand_over(c, &x, bytes, timeout_ms, ret_segment, &err);
+    return client_give(e, r, &err);
+}
+
+uint32_t reshard_segment_device(const struct reshard_segment *s)
+{
+    return s->kind == MEMORY_SEGMENT_MEMFD ? UINT32_MAX : s->device.local;
+}
+
+int segments_synchronise(struct reshard_segment *const *segments, size_t n, struct err *e)
+{
+    uint64_t done = 0; /* one bit per ordinal */
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        int ordinal = segments[i]->ordinal;
+        if (ordinal < 0 || ordinal >= 64 || (done >> ordinal & 1) != 0)
+            continue;
+        done |= UINT64_C(1) << ordinal;
+        r = cuda_synchronise(ordinal, e);
+    }
     return r;
 }
 

@@ -480,7 +480,9 @@ int reshard_publish(struct reshard_worker *w, uint64_t version,
 {
     struct err err = {0};
     struct publish_try t = {version, expected, n_expected};
-    int r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, &err);
+    int r = segments_synchronise(w->segments, w->n_segments, &err);
+    if (r == 0)
+        r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, &err);
     if (r == 0) {
         pthread_mutex_lock(&w->mutex);
         w->live_version = version;

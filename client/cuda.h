@@ -1,0 +1,28 @@
+/* What libreshard asks of the CUDA driver, loaded at run time: the library links no CUDA.
+ *
+ * Thread: any. The calls see this process's primary contexts, which every CUDA runtime in it shares. */
+#ifndef RS_CLIENT_CUDA_H
+#define RS_CLIENT_CUDA_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "memory/memory_socket.h"
+
+/* Memory of a GPU as it is handed over. */
+struct segment_export {
+    uint32_t kind; /* MEMORY_SEGMENT_CUDA_IPC or _VMM */
+    struct memory_device device;
+    int fd;      /* of VMM, the caller's to close; else -1 */
+    void *data;  /* the pointer */
+    int ordinal; /* of the GPU in this process */
+};
+
+/* RS_EPRECOND: no driver, or none that is new enough. RS_EINVAL: no GPU memory, or of a kind that can't
+ * be exported, or the range leaves its allocation. */
+int cuda_export(const void *device_pointer, uint64_t bytes, struct segment_export *ret,
+                struct err *e);
+/* Waits for all that this process has enqueued on the GPU. RS_EDEVICE. */
+int cuda_synchronise(int ordinal, struct err *e);
+
+#endif
