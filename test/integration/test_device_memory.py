@@ -1,0 +1,364 @@
+#!/usr/bin/python3
+"""GPU memory of workers through the real daemon, on the stand-in for GPUs (make check-standin). What needs no CUDA runs
+everywhere."""
+import mmap
+import unittest
+
+from gpu_memory import *
+
+STANDIN = os.environ.get("RESHARD_BACKEND") == "cuda"
+on_standin = unittest.skipUnless(STANDIN, "runs on the stand-in for GPUs: make check-standin")
+CUDA = Cuda() if STANDIN else None
+if STANDIN:
+    CUDA.free(CUDA.malloc(0, 1))  # this process's counters are its own: see Counters
+
+
+class Counters:
+    """What the daemons that are started meanwhile have open and allocated, by the stand-in's own count."""
+
+    FIELDS = 13
+    ALLOCATED, OPEN = 11, 12
+
+    def __enter__(self):
+        self.fd, self.path = tempfile.mkstemp(prefix="standin-counters-")
+        os.ftruncate(self.fd, 16 * self.FIELDS * 8)
+        self.map = mmap.mmap(self.fd, 0)
+        os.environ["STANDIN_COUNTERS"] = self.path
+        return self
+
+    def __exit__(self, *_):
+        del os.environ["STANDIN_COUNTERS"]
+        self.map.close()
+        os.close(self.fd)
+        os.unlink(self.path)
+
+    def of(self, device, field):
+        return struct.unpack_from("=Q", self.map, (device * self.FIELDS + field) * 8)[0]
+
+    def wait_open(self, device, n, timeout):
+        end = time.monotonic() + timeout
+        while self.of(device, self.OPEN) != n:
+            if time.monotonic() > end:
+                raise Deadline(f"{self.of(device, self.OPEN)} handles of device {device} are open, not {n}")
+            threading.Event().wait(0.005)
+
+
+def one_source(rows=64):
+    return Layout("train", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
+
+
+def one_destination(rows=64):
+    return Layout("rollout", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
+
+
+@on_standin
+class Refits(unittest.TestCase):
+    """Every element is compared, and every byte around the segments."""
+
+    def check(self, f):
+        for w in f.sources + f.destinations:
+            self.assertTrue(w.memory.guards_hold(), f"{w.layout.name} rank {w.rank}")
+
+    def staged(self, d, f, versions, between=None):
+        served = None
+        for version in versions:
+            s = f.refit(version)
+            self.assertEqual(s.bytes.landed, s.bytes.total)
+            for w in f.destinations:
+                if w.shadow:
+                    self.assertEqual(w.wrong(version, w.shadow), [])
+                if served is not None and w.shadow:  # what is served stays until Apply
+                    self.assertEqual(w.wrong(served), [])
+                w.apply(version)
+                self.assertEqual(w.wrong(version), [])
+            served = version
+            if between is not None:
+                between()
+        self.check(f)
+
+    def replace_data_plane(self, d):
+        mark, pid = d.log_mark(), d.data_plane_pid()
+        os.kill(pid, signal.SIGKILL)
+        d.wait_log("data plane ready", mark)
+        d.wait_log("data plane serves", mark)
+        self.assertNotEqual(d.data_plane_pid(), pid)
+
+    def test_staged_on_other_devices_with_a_new_data_plane_in_between(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            self.staged(d, f, (1, 2, 7), lambda: self.replace_data_plane(d))
+
+    def test_staged_on_the_sources_own_devices(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 0, 1])
+            self.staged(d, f, (1, 2))
+
+    def test_in_place(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5],
+                         receive=pb.RECEIVE_IN_PLACE)
+            for version in (1, 2):
+                f.refit(version)
+                for w in f.destinations:
+                    self.assertEqual(w.wrong(version), [])
+                self.replace_data_plane(d)
+            self.check(f)
+
+    def test_shadow_in_pinned_host_memory(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5],
+                         destination_worker=HostShadowWorker)
+            for w in f.destinations:
+                w.shadow = 0
+            self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
+
+    def test_vmm_allocations(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=VMM)
+            self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
+
+    def test_case_b23_the_daemon_adds_its_ring_and_no_second_copy(self):
+        rows, ring = 1 << 14, 4 * (64 << 10)  # 4 MiB of weights; slots of 64 KiB
+        with Counters() as counters, Daemon(devices__ring_slots=4, devices__chunk_bytes=64 << 10) as d:
+            f = GpuFleet(d, CUDA, one_source(rows), one_destination(rows), [0], [1])
+            before = [counters.of(i, Counters.ALLOCATED) for i in range(2)]
+            f.publish(1)
+            f.submit(1)
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            for i in range(2):
+                self.assertLessEqual(counters.of(i, Counters.ALLOCATED) - before[i], 2 * ring + (1 << 20))
+                self.assertEqual(counters.of(i, Counters.OPEN), 1)
+
+
+@on_standin
+class HandedOver(unittest.TestCase):
+    """What of a GPU's memory is taken, and what is refused, before and at Attach."""
+
+    def refused(self, code, *words):
+        case = self
+
+        class Block:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, kind, e, trace):
+                case.assertIs(kind, MemoryError_, "it was not refused")
+                case.assertEqual(e.args[0], code, e.args[1])
+                for word in words:
+                    case.assertIn(word, e.args[1])
+                return True
+
+        return Block()
+
+    def worker(self, c, segment, device=0, n=64 * 64 * 4, attach=True):
+        """A source of one tensor on a segment that is there already."""
+        w = Worker.__new__(Worker)
+        w.client, w.model, w.side, w.layout, w.rank, w.device = c, "m", pb.SIDE_SOURCE, one_source(), 0, device
+        w.receive, w.automatic, w.pieces, w.hello, w.shadow, w.segment = 0, False, None, {}, 0, segment
+        w.digest, w.place = c.put_layout(w.layout), {"w": [(0, ([0, 0], [64, 64]))]}
+        return w.attach() if attach else w
+
+    def test_case_c18_a_range_that_leaves_its_allocation_is_refused(self):
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
+            p = CUDA.malloc(0, 64 << 10)
+            ask = lambda offset, n, whole=64 << 10: c.hand_over(IPC, n, CUDA.uuid(0), offset, whole, CUDA.ipc_handle(p))
+            ask(0x1200, 0x800)
+            ask((64 << 10) - 0x800, 0x800)
+            with self.refused(-1, "leave the allocation", "65536"):
+                ask((64 << 10) - 0x800 + 1, 0x800)
+            with self.refused(-1, "leave the allocation"):
+                ask(2 ** 64 - 1, 2)
+            with self.refused(-8, "max_segment_bytes"):
+                ask(0, 16, 2 ** 63)
+            CUDA.free(p)
+
+    def test_case_c25_devices_are_known_by_uuid_and_another_ones_memory_is_refused(self):
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
+            p = CUDA.malloc(3, 1 << 16)
+            ask = lambda name: c.hand_over(IPC, 64 * 64 * 4, name, 0, 1 << 16, CUDA.ipc_handle(p))
+            name = CUDA.uuid(3)
+            for same in (name, name.upper(), "MIG-" + name[4:], "gpu-" + name[4:].upper()):
+                segment = ask(same)
+                self.assertEqual(c.local(), 3)
+            with self.refused(-2, "GPU-ffffffff", CUDA.uuid(0), CUDA.uuid(7)):
+                ask("GPU-ffffffff-0000-0000-0000-000000000000")
+            with self.refused(-2):
+                ask("3")
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "device 3", name, "device 2", CUDA.uuid(2)):
+                self.worker(c, segment, device=2)
+            self.worker(c, segment, device=3).publish(1)
+            CUDA.free(p)
+
+    def test_case_c19_c20_one_open_handle_closed_before_the_last_answer(self):
+        with Counters() as counters, Daemon() as d:
+            c = GpuClient(d, CUDA)
+            p, n = CUDA.malloc(0, 3 << 14), 1 << 14
+            segments = [c.hand_over(IPC, n, CUDA.uuid(0), i * n, 3 * n, CUDA.ipc_handle(p)) for i in range(3)]
+            workers = []
+            for i, segment in enumerate(segments):
+                w = self.worker(c, segment, attach=False)
+                w.model = f"m{i}"
+                workers.append(w.attach())
+                self.assertEqual(counters.of(0, Counters.OPEN), 1)
+            with self.refused(-4, "detach"):
+                c.drop(segments[0])
+            for i in range(3):
+                self.assertEqual(counters.of(0, Counters.OPEN), 1)
+                workers[i].goodbye()
+                c.drop(segments[i])
+            self.assertEqual(counters.of(0, Counters.OPEN), 0)
+            CUDA.free(p)
+            with self.refused(-2):
+                c.drop(segments[0])
+
+    def test_overlapping_segments_of_one_allocation_are_seen_as_one_memory(self):
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
+            p, n = CUDA.malloc(0, 1 << 16), 64 * 64 * 4
+            ask = lambda offset: c.hand_over(IPC, n, CUDA.uuid(0), offset, 1 << 16, CUDA.ipc_handle(p))
+            w = self.worker(c, ask(0), attach=False)
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "same memory"):
+                w.attach(segments=[w.segment, ask(n - 1)])
+            w.attach(segments=[w.segment, ask(n)])
+            CUDA.free(p)
+
+    def test_stale_handles_are_refused_and_the_data_plane_lives_on(self):
+        exporter = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\nc = Cuda()\n"
+                    "print(c.ipc_handle(c.malloc(0, 1 << 16)).hex())")
+        dead = bytes.fromhex(subprocess.run([sys.executable, "-c", exporter, os.path.dirname(os.path.abspath(__file__))],
+                                            capture_output=True, text=True, check=True, timeout=WAIT_S).stdout)
+        with Daemon() as d:
+            pid, c = d.data_plane_pid(), GpuClient(d, CUDA)
+            p = CUDA.malloc(0, 1 << 16)
+            freed, q = CUDA.ipc_handle(p), CUDA.malloc(0, 1 << 15)
+            CUDA.free(p)
+            ask = lambda handle, whole=1 << 16: c.hand_over(IPC, 64 * 64 * 4, CUDA.uuid(0), 0, whole, handle)
+            for handle in (dead, freed, bytes(64)):
+                with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "owner must be alive"):
+                    self.worker(c, ask(handle))
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "32768", "65536 were declared"):
+                self.worker(c, ask(CUDA.ipc_handle(q)))
+            self.worker(c, ask(CUDA.ipc_handle(q), 1 << 15)).publish(1)
+            self.assertEqual(d.data_plane_pid(), pid)
+            CUDA.free(q)
+
+    def test_case_c17_a_descriptor_that_is_no_vmm_allocation_is_refused(self):
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
+            fd = memfd(1 << 16)
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "no VMM allocation", "cuMemExportToShareableHandle"):
+                self.worker(c, c.hand_over(VMM, 64 * 64 * 4, CUDA.uuid(0), 0, 1 << 16, fds=[fd]))
+            with self.refused(-1, "descriptor"):
+                c.hand_over(VMM, 4096, CUDA.uuid(0), 0, 1 << 16)
+            with self.refused(-1, "without a descriptor"):
+                c.hand_over(IPC, 4096, CUDA.uuid(0), 0, 1 << 16, fds=[fd])
+            os.close(fd)
+            p, fd, handle = CUDA.vmm_new(1, VMM_GRANULE)
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "GPU 1"):  # whatever it was said to be on
+                self.worker(c, c.hand_over(VMM, 64 * 64 * 4, CUDA.uuid(0), 0, VMM_GRANULE, fds=[fd]))
+            CUDA.vmm_free(p, VMM_GRANULE, handle)
+            os.close(fd)
+
+    def test_case_c24_a_client_of_another_pid_namespace_is_told_why(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
+                   "class There:\n  socket, clients = sys.argv[2], []\n  refit = admin = lambda self, token: None\n"
+                   "c = GpuClient(There(), None)\n"
+                   "try:\n  c.hand_over(IPC, 16, sys.argv[3], 0, 16, bytes(64))\n"
+                   "except MemoryError_ as e:\n  print(*e.args)\n")
+        with Daemon() as d:
+            r = subprocess.run(["unshare", "--pid", "--fork", sys.executable, "-c", program,
+                                os.path.dirname(os.path.abspath(__file__)), d.socket, CUDA.uuid(0)],
+                               capture_output=True, text=True, timeout=WAIT_S)
+            if "unshare failed" in r.stderr or "Operation not permitted" in r.stderr:
+                self.skipTest("no right to make a pid namespace")
+            self.assertIn("-4 ", r.stdout, r.stderr)
+            for word in ("pid namespace", "--pid=host", "VMM"):
+                self.assertIn(word, r.stdout)
+
+
+@on_standin
+class Lives(unittest.TestCase):
+    """Memory that goes: freed and made again, asleep, with its owner."""
+
+    def test_case_b24_c21_versions_in_memory_that_is_freed_and_allocated_again_each_time(self):
+        with Counters() as counters, Daemon() as d:
+            rollout = GpuClient(d, CUDA)
+            w = GpuWorker(rollout, "m", pb.SIDE_DESTINATION, one_destination(), 0, 1, pb.RECEIVE_STAGED, True)
+            trainer, allocated, addresses = GpuClient(d, CUDA), None, []
+            for version in range(1, 31):
+                s = GpuWorker(trainer, "m", pb.SIDE_SOURCE, one_source(), 0, 0)
+                addresses.append(s.memory.base)
+                s.write(version)
+                s.publish(version)
+                trainer.stub.Submit(pb.SubmitRequest(model="m", version=version, request_id=f"r{version}"), timeout=WAIT_S)
+                w.event("committed", version)
+                w.apply(version)
+                self.assertEqual(w.wrong(version), [])
+                s.goodbye()
+                s.memory_free()
+                self.assertEqual([counters.of(i, Counters.OPEN) for i in range(2)], [0, 1])
+                if version == 2:
+                    allocated = [counters.of(i, Counters.ALLOCATED) for i in range(2)]
+            self.assertEqual([counters.of(i, Counters.ALLOCATED) for i in range(2)], allocated)
+            self.assertLess(len(set(addresses)), len(addresses))  # some came to lie where another had been
+
+    def test_case_c22_memory_of_a_killed_client_is_let_go(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
+                   "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
+                   "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
+                   "t = There()\nw = GpuWorker(GpuClient(t, Cuda()), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
+                   "print('attached', flush=True)\nsys.stdin.read()\n")
+        with Counters() as counters, Daemon() as d:
+            p = subprocess.Popen([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__)), d.socket],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env={k: v for k, v in os.environ.items() if k != "STANDIN_COUNTERS"})
+            self.assertEqual(p.stdout.readline(), b"attached\n")
+            self.assertEqual(counters.of(0, Counters.OPEN), 1)
+            p.kill()
+            p.wait()
+            p.stdin.close()
+            p.stdout.close()
+            counters.wait_open(0, 0, 2 * SLOW)
+
+    def test_case_b29_memory_that_sleeps_is_no_place_to_write_to_until_it_wakes(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1], receive=pb.RECEIVE_IN_PLACE, kind=VMM)
+            w = f.destinations[0]
+            f.refit(1)
+            self.assertEqual(w.wrong(1), [])
+            w.goodbye()
+            f.rollout.drop(w.segment)
+            CUDA.vmm_free(w.memory.base, w.memory.allocation_bytes, f.rollout.handle)
+            f.publish(2)
+            pid = d.data_plane_pid()
+            f.submit(2)
+            waiting = f.watch(2, lambda s: s.waiting_for)
+            self.assertIn("inference worker", " ".join(waiting.waiting_for))
+            again = f.destinations[0] = GpuWorker(f.rollout, "m", pb.SIDE_DESTINATION, one_destination(), 0, 1,
+                                                  pb.RECEIVE_IN_PLACE, True)
+            again.event("ready_requested", 2)
+            again.ready(2)
+            self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+            self.assertEqual(again.wrong(2), [])
+            self.assertTrue(again.memory.guards_hold())
+            self.assertEqual(d.data_plane_pid(), pid)
+
+
+class Host(unittest.TestCase):
+    def test_backend_host_refuses_gpu_memory_with_the_remedy(self):
+        with Daemon(devices__backend="host", devices__transport="memory") as d:
+            c = GpuClient(d, None)
+            fd = os.memfd_create("x")
+            for kind, fds in ((IPC, []), (VMM, [fd])):
+                with self.assertRaises(MemoryError_) as caught:
+                    c.hand_over(kind, 4096, "GPU-00000000-0000-0000-0000-000000000000", 0, 4096, bytes(64), fds)
+                self.assertEqual(caught.exception.args[0], -4)
+                for word in ("'host'", "memfd", "backend = cuda"):
+                    self.assertIn(word, caught.exception.args[1])
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    main()
