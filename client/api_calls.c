@@ -87,6 +87,7 @@ static void put_options(struct api_arena *a, const struct reshard_submit *o,
     m->prepare_timeout_ms = o->prepare_timeout_ms;
     m->transfer_timeout_ms = o->transfer_timeout_ms;
     m->accept_timeout_ms = o->accept_timeout_ms;
+    m->rehearsal = o->rehearsal;
     put_rules(a, o, m);
     put_policy(a, o, m);
 }

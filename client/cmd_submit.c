@@ -22,6 +22,8 @@ static const char *const usage =
     "  --strategy S          reshard (default), direct or gather-broadcast\n"
     "  --rule GLOB=S,…       strategies by tensor name; the first that matches\n"
     "  --policy LAYOUT=N,…   how many instances of a layout must accept (default: all)\n"
+    "  --rehearse            the sources hold coordinates, not weights: is the layout what the "
+    "framework means? Commits nothing\n"
     "  --wait                follow it to its end\n";
 
 enum { LIST_MOST = 64 };
@@ -47,7 +49,7 @@ static const struct word strategy_words[] = {
 
 struct submit_args {
     const char *request_id, *release_at, *verify, *strategy, *rules, *policy;
-    bool wait;
+    bool wait, rehearse;
     char *rules_text, *policy_text; /* owned; cut into words */
     struct reshard_strategy_rule rule_list[LIST_MOST];
     struct reshard_policy policy_list[LIST_MOST];
@@ -134,6 +136,7 @@ static int parse(const struct ctl *c, struct submit_args *a)
 {
     a->rules_text = a->rules != NULL ? mem_strdup(a->rules) : NULL;
     a->policy_text = a->policy != NULL ? mem_strdup(a->policy) : NULL;
+    a->options.rehearsal = a->rehearse;
     int code = parse_words(c, a);
     if (code == CMD_OK)
         code = parse_rules(c, a);
@@ -198,6 +201,7 @@ int cmd_submit(int argc, char **argv)
                                      {"strategy", &a.strategy, NULL},
                                      {"rule", &a.rules, NULL},
                                      {"policy", &a.policy, NULL},
+                                     {"rehearse", NULL, &a.rehearse},
                                      {"wait", NULL, &a.wait}};
     if (!ctl_begin(&c, "submit", usage, own, sizeof own / sizeof *own, 2, 2, argc, argv))
         return c.exit;

@@ -151,7 +151,7 @@ static void summary(struct screen *s, const json_t *state)
 static bool final(const char *phase)
 {
     return strcmp(phase, "committed") == 0 || strcmp(phase, "aborted") == 0 ||
-           strcmp(phase, "superseded") == 0;
+           strcmp(phase, "superseded") == 0 || strcmp(phase, "rehearsed") == 0;
 }
 
 /* 0 where the version is final; its phase is in s->phase. */
@@ -209,7 +209,8 @@ int watch_version(struct ctl *c, const char *model, uint64_t version)
     line_end(&s);
     if (r != 0)
         return ctl_fail(c, r, &err);
-    return strcmp(s.phase, "committed") == 0 ? CMD_OK : CMD_FAILED;
+    bool good = strcmp(s.phase, "committed") == 0 || strcmp(s.phase, "rehearsed") == 0;
+    return good ? CMD_OK : CMD_FAILED;
 }
 
 /* The model in a status of all of them; NULL while it is not there. */

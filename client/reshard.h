@@ -408,6 +408,7 @@ struct reshard_submit {
     uint32_t transfer_timeout_ms;
     uint32_t accept_timeout_ms;
     const char *request_id; /* the same id gets the same answer; NULL: the library makes one */
+    bool rehearsal;         /* see "rehearsal" below */
 };
 
 /* Asks for a refit of `version`. Returns when the request is durable at the daemon; options may be
@@ -428,7 +429,8 @@ enum reshard_phase {
     RESHARD_COMMITTED,
     RESHARD_ABORTING,
     RESHARD_ABORTED,
-    RESHARD_SUPERSEDED
+    RESHARD_SUPERSEDED,
+    RESHARD_REHEARSED /* a rehearsal that all have accepted */
 };
 /* "submitted" …; static. */
 RESHARD_API const char *reshard_phase_name(enum reshard_phase phase);
@@ -454,7 +456,7 @@ struct reshard_state {
 enum reshard_until {
     RESHARD_UNTIL_RELEASED = 1, /* sources may write again (or the version is final) */
     RESHARD_UNTIL_COMMITTED,
-    RESHARD_UNTIL_FINAL /* COMMITTED, ABORTED or SUPERSEDED; each is a success of the wait */
+    RESHARD_UNTIL_FINAL /* COMMITTED, ABORTED, SUPERSEDED or REHEARSED; each is a success of the wait */
 };
 
 /* Called on the waiting thread at each change and about ten times a second while bytes move. Not 0
@@ -462,13 +464,43 @@ enum reshard_until {
 typedef int (*reshard_progress)(const struct reshard_state *state, void *arg);
 
 /* Waits until the version is there. A version that ends otherwise: RESHARD_EABORTED with the reason
- * (for RELEASED too: an aborted version is released), a superseded one RESHARD_EPRECOND.
+ * (for RELEASED too: an aborted version is released), a superseded one RESHARD_EPRECOND; so is a
+ * rehearsal that was waited for as COMMITTED.
  * RESHARD_EDEADLINE names the phase and who is missing. ret_state (may be NULL) gets the last state
  * seen, also on failure where there was one (version != 0). */
 RESHARD_API int reshard_wait(struct reshard_client *client, const char *model, uint64_t version,
                              enum reshard_until until, reshard_progress progress, void *arg,
                              uint32_t timeout_ms, struct reshard_state *ret_state,
                              struct reshard_error *e);
+
+/* ---- rehearsal ----
+ *
+ * What no fingerprint of weights can show: a layout or a binding that says something else than the
+ * framework means. In a rehearsal each element's coordinates are moved instead of weights:
+ *
+ *   trainer      reshard_rehearse_fill through the framework's own views of its tensors (never by the
+ *                bindings, which are what is on trial), publish, submit with `rehearsal`
+ *   daemon       computes from the layout alone what the published memory must come to; moves it
+ *   inference    ACCEPT_REQUESTED: reshard_rehearse_check through the engine's own views; accept, or
+ *                reject with the text that it gave
+ *
+ * Nothing is committed, and the version's number stays free; it ends REHEARSED or ABORTED, and every
+ * worker hears ABORTED. Memory that has received holds nothing afterwards: load weights again. */
+
+/* A part of a tensor as the framework sees it. */
+struct reshard_view {
+    const char *tensor;     /* its name in the layout */
+    const char *dtype;      /* torch name, of these elements */
+    struct reshard_box box; /* global coordinates */
+    void *data;             /* the box's first element; only read by _check */
+    bool dense;             /* row-major over the box without gaps; stride_bytes is not read */
+    int64_t stride_bytes[RESHARD_MAX_DIMS];
+};
+
+/* Writes each element's coordinates. RESHARD_EINVAL: no such dtype, too many dims. Any thread. */
+RESHARD_API int reshard_rehearse_fill(const struct reshard_view *view, struct reshard_error *e);
+/* RESHARD_EDATALOSS: names the tensor, the first element that is another, and how many are. */
+RESHARD_API int reshard_rehearse_check(const struct reshard_view *view, struct reshard_error *e);
 
 /* Adds a time mark of the caller's own to a version ("generation_begin" …). worker may be NULL. A
  * mark whose answer was lost may be there twice. */

@@ -17,7 +17,7 @@ const char *reshard_phase_name(enum reshard_phase phase)
         [RESHARD_TRANSFERRING] = "transferring", [RESHARD_STAGED] = "staged",
         [RESHARD_ACCEPTING] = "accepting",       [RESHARD_COMMITTED] = "committed",
         [RESHARD_ABORTING] = "aborting",         [RESHARD_ABORTED] = "aborted",
-        [RESHARD_SUPERSEDED] = "superseded",
+        [RESHARD_SUPERSEDED] = "superseded",     [RESHARD_REHEARSED] = "rehearsed",
     };
     size_t i = (size_t)phase;
     return i < sizeof names / sizeof *names ? names[i] : "unknown";
@@ -93,7 +93,8 @@ struct wait_try {
 
 static bool phase_final(enum reshard_phase p)
 {
-    return p == RESHARD_COMMITTED || p == RESHARD_ABORTED || p == RESHARD_SUPERSEDED;
+    return p == RESHARD_COMMITTED || p == RESHARD_ABORTED || p == RESHARD_SUPERSEDED ||
+           p == RESHARD_REHEARSED;
 }
 
 /* True where this state ends the wait, then *ret_code and e are its outcome. */
@@ -109,6 +110,12 @@ static bool wait_over(const struct wait_try *t, int *ret_code, struct err *e)
     else if (s->phase == RESHARD_SUPERSEDED)
         *ret_code = err_set(e, RS_EPRECOND, "model '%s' version %llu was superseded by a newer one",
                             t->model, (unsigned long long)t->version);
+    else if (s->phase == RESHARD_REHEARSED && t->until == RESHARD_UNTIL_COMMITTED)
+        *ret_code =
+            err_set(e, RS_EPRECOND, "model '%s' version %llu was a rehearsal: nothing is committed",
+                    t->model, (unsigned long long)t->version);
+    else if (s->phase == RESHARD_REHEARSED)
+        return true;
     else
         return t->until == RESHARD_UNTIL_RELEASED && s->source_released;
     return true;

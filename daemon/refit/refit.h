@@ -133,7 +133,7 @@ enum refit_worker_state {
 
 const char *refit_phase_name(int phase); /* "SUBMITTED" … */
 const char *refit_worker_state_name(int state);
-bool refit_phase_final(int phase); /* COMMITTED, ABORTED, SUPERSEDED */
+bool refit_phase_final(int phase); /* COMMITTED, ABORTED, SUPERSEDED; REHEARSED */
 
 struct refit_config {
     uint32_t prepare_timeout_ms;  /* from an attempt's begin to its START */

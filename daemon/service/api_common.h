@@ -65,6 +65,8 @@ struct api_refit_state {
 };
 void api_refit_state_fill(struct api_refit_state *s, const struct decider *d,
                           const struct refit_version *v);
+/* Of a version, or of the rehearsal that borrows its number or did so last; false: there is none. */
+bool api_refit_state_find(struct api_refit_state *s, const struct decider *d, uint64_t version);
 void api_refit_state_close(struct api_refit_state *s);
 void api_bytes_fill(Reshard__V1__Bytes *to, const struct refit_bytes *from);
 

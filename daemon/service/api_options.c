@@ -80,6 +80,7 @@ static int message_read(const Reshard__V1__RefitOptions *o, struct options *ret,
         return err_set(e, RS_EINVAL, "verify %d is not known; use 0 … 3", (int)o->verify);
     ret->release_at = (enum refit_release_at)o->release_at;
     ret->verify = (enum options_verify)o->verify;
+    ret->rehearsal = o->rehearsal;
     ret->prepare_timeout_ms = o->prepare_timeout_ms;
     ret->transfer_timeout_ms = o->transfer_timeout_ms;
     ret->accept_timeout_ms = o->accept_timeout_ms;
@@ -113,6 +114,8 @@ char *options_words(const struct options *o)
     static const char *const releases[] = {"", "read", "staged", "committed"};
     struct buf b;
     buf_init(&b);
+    if (o->rehearsal)
+        buf_printf(&b, "rehearsal\n");
     if (o->release_at != REFIT_RELEASE_DEFAULT)
         buf_printf(&b, "release at %s\n", releases[o->release_at]);
     if (o->verify != OPTIONS_VERIFY_DEFAULT)

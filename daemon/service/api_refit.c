@@ -96,6 +96,7 @@ static int submit(struct api_call *c, void *request, struct err *e)
         r = options_read(packed, o.n_options_bytes, &options, e);
     if (r == 0) {
         o.options = packed;
+        o.rehearsal = options.rehearsal;
         o.release_at = options.release_at;
         o.policies = options.policies;
         o.n_policies = options.n_policies;

@@ -69,6 +69,38 @@ void api_refit_state_fill(struct api_refit_state *s, const struct decider *d,
                                                  : 0;
 }
 
+/* A rehearsal is no version: what is left of it when it has ended is its outcome. */
+static void outcome_fill(struct api_refit_state *s, const struct decider *d)
+{
+    const struct refit_outcome *o = &d->refit->rehearsed;
+    memset(s, 0, sizeof *s);
+    reshard__v1__refit_state__init(&s->state);
+    api_bytes_fill(&s->bytes, &o->bytes);
+    s->state.model = d->model;
+    s->state.version = o->version;
+    s->state.attempt = o->attempt;
+    s->state.phase = API_PHASE(o->phase);
+    s->state.bytes = &s->bytes;
+    s->state.source_released = true;
+    s->state.reason = (char *)(uintptr_t)o->reason;
+}
+
+bool api_refit_state_find(struct api_refit_state *s, const struct decider *d, uint64_t version)
+{
+    const struct refit *r = d->refit;
+    const struct refit_version *v = refit_find_version(r, version);
+    if (v == NULL && r->in_flight != NULL && r->in_flight->kind == REFIT_KIND_REHEARSAL &&
+        r->in_flight->version == version)
+        v = r->in_flight;
+    if (v != NULL)
+        api_refit_state_fill(s, d, v);
+    else if (r->rehearsed.phase != REFIT_NONE && r->rehearsed.version == version)
+        outcome_fill(s, d);
+    else
+        return false;
+    return true;
+}
+
 void api_refit_state_close(struct api_refit_state *s)
 {
     for (uint32_t i = 0; i < s->n_waiting; i++)

@@ -114,19 +114,17 @@ void api_watch_committed(struct rpc_call *call, const void *data, size_t n_bytes
 static void watcher_changed(struct watcher *w, int code, const char *text)
 {
     struct api_watcher *x = container_of(w, struct api_watcher, watcher);
-    const struct refit_version *v =
-        code == 0 ? refit_find_version(w->decider->refit, w->version) : NULL;
     struct api_refit_state s;
-    if (v == NULL) {
+    if (code != 0 || !api_refit_state_find(&s, w->decider, w->version)) {
         watcher_close(w);
         rpc_call_finish(x->call, code != 0 ? code : RS_ENOTFOUND,
                         code != 0 ? text : "the version was never durable, or is no longer kept");
         return;
     }
-    api_refit_state_fill(&s, w->decider, v);
+    bool final = refit_phase_final((int)s.state.phase);
     api_send(x->call, &s.state.base);
     api_refit_state_close(&s);
-    if (!refit_phase_final(v->phase.state))
+    if (!final)
         return;
     watcher_close(w);
     rpc_call_finish(x->call, 0, NULL);

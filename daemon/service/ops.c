@@ -319,7 +319,8 @@ int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, st
                    .n_policies = o->n_policies,
                    .prepare_timeout_ms = o->prepare_timeout_ms,
                    .transfer_timeout_ms = o->transfer_timeout_ms,
-                   .accept_timeout_ms = o->accept_timeout_ms}};
+                   .accept_timeout_ms = o->accept_timeout_ms,
+                   .rehearsal = o->rehearsal}};
     r = event_wait(d, &ev, w, e);
     buf_close(&words);
     return r;

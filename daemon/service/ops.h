@@ -131,6 +131,7 @@ struct op_submit {
     const struct refit_policy *policies;
     uint32_t n_policies;
     uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms;
+    bool rehearsal;
 };
 
 int op_submit(struct service *s, const struct op_submit *o, struct waiter *w, struct err *e);

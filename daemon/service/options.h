@@ -28,6 +28,7 @@ struct options {
     struct refit_policy *policies; /* owned, names too */
     uint32_t n_policies;
     uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms;
+    bool rehearsal; /* see refit.h, REFIT_KIND_REHEARSAL */
 };
 
 /* RS_EINVAL names the field and what is allowed; RS_ENOMEM. *ret is the caller's to close. */

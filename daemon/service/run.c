@@ -26,6 +26,7 @@
 #include "service/held.h"
 #include "service/nodes.h"
 #include "service/planning.h"
+#include "service/rehearse.h"
 
 #include "base/banned.h"
 
@@ -182,6 +183,8 @@ struct source_check {
     struct decider *decider; /* NULL: nobody waits any more */
     struct plan_entry *plan;
     struct publication **publications; /* per source rank */
+    bool rehearsal;                    /* they hold coordinates, by their own account */
+    struct rehearse_extent extent;
     int code;
     struct err err;
 };
@@ -198,7 +201,13 @@ static void source_check_free(struct source_check *j)
 static void source_check_work(uv_work_t *work)
 {
     struct source_check *j = container_of(work, struct source_check, work);
-    j->code = compare_sources(j->plan->source->layout, j->publications, &j->err);
+    const struct layout *source = j->plan->source->layout;
+    j->code = j->rehearsal ? rehearse_fingerprinted(source, j->publications, &j->err) : 0;
+    if (j->code == 0)
+        j->code = compare_sources(source, j->publications, &j->err);
+    if (j->code == 0 && j->rehearsal)
+        j->code =
+            rehearse_check(source, j->publications, REHEARSE_MOST_ELEMENTS, &j->extent, &j->err);
 }
 
 static void source_check_done(uv_work_t *work, int status)
@@ -208,6 +217,12 @@ static void source_check_done(uv_work_t *work, int status)
     struct decider *d = j->decider;
     if (status != 0)
         j->code = RS_ECANCELED;
+    if (d != NULL && j->code == 0 && j->rehearsal)
+        log_info("model %s version %" PRIu64 " attempt %" PRIu64
+                 ": the sources hold their coordinates: %" PRIu64 " of %" PRIu64
+                 " parts computed%s",
+                 d->model, d->run.version, d->run.id, j->extent.checked, j->extent.shards,
+                 j->extent.checked < j->extent.shards ? " (a sample: the model is large)" : "");
     if (d != NULL) {
         d->run.checking = NULL;
         d->run.sources_agree = j->code == 0;
@@ -221,7 +236,13 @@ static void source_check_done(uv_work_t *work, int status)
     service_stop_if_idle(s);
 }
 
-/* What the sources that take part have published of this version, with fingerprints. */
+static bool is_rehearsal(const struct decider *d)
+{
+    const struct refit_version *v = refit_attempt(d->refit, d->run.id);
+    return v != NULL && v->kind == REFIT_KIND_REHEARSAL;
+}
+
+/* What the sources that take part have published of this version, with fingerprints (a rehearsal: must have). */
 static int publications_take(struct decider *d, struct source_check *j)
 {
     const struct attempt_input *in = d->run.input;
@@ -230,8 +251,8 @@ static int publications_take(struct decider *d, struct source_check *j)
         return RS_ENOMEM;
     for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++) {
         const struct roster_entry *r = roster_find(d, in->participants[i].worker);
-        if (r == NULL || r->published == NULL || r->published->fingerprints == NULL ||
-            r->published->version != d->run.version)
+        if (r == NULL || r->published == NULL || r->published->version != d->run.version ||
+            (r->published->fingerprints == NULL && !j->rehearsal))
             continue;
         r->published->refs++;
         j->publications[r->rank] = r->published;
@@ -261,6 +282,7 @@ static int source_check_start(struct decider *d)
     j->service = s;
     j->decider = d;
     j->plan = plan_entry_ref(d->run.plan);
+    j->rehearsal = is_rehearsal(d);
     if (publications_take(d, j) != 0 ||
         uv_queue_work(s->loop, &j->work, source_check_work, source_check_done) != 0) {
         source_check_free(j);
@@ -367,7 +389,7 @@ static void prepare_continue(struct decider *d)
 {
     if (!d->run.has_devices && !devices_take(d))
         return;
-    if (d->run.input->verify == WIRE_VERIFY_OFF && !sources_expect(d))
+    if (d->run.input->verify == WIRE_VERIFY_OFF && !sources_expect(d) && !is_rehearsal(d))
         d->run.sources_agree = true;
     if (d->run.sources_agree) {
         if (comm_ready(d))

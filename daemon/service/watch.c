@@ -191,6 +191,15 @@ void watch_committed(struct model *m)
 
 /* --- refits ------------------------------------------------------------------------------------- */
 
+/* A version, or a rehearsal that borrows or has borrowed its number. */
+static bool is_known(const struct refit *r, uint64_t version)
+{
+    const struct refit_version *v = r->in_flight;
+    return refit_find_version(r, version) != NULL ||
+           (v != NULL && v->kind == REFIT_KIND_REHEARSAL && v->version == version) ||
+           (r->rehearsed.phase != REFIT_NONE && r->rehearsed.version == version);
+}
+
 int op_watch_refit(struct service *s, const char *model, uint64_t version, struct watcher *w,
                    struct err *e)
 {
@@ -201,7 +210,7 @@ int op_watch_refit(struct service *s, const char *model, uint64_t version, struc
         return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, follows refits",
                        s->config->coordinator);
     struct decider *d = decider_find(s->coordinator, model);
-    if (d == NULL || refit_find_version(d->refit, version) == NULL)
+    if (d == NULL || !is_known(d->refit, version))
         return err_set(e, RS_ENOTFOUND, "version %" PRIu64 " of model '%s' was never submitted",
                        version, model);
     if (s->n_watchers >= s->config->max_watchers)

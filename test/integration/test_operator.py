@@ -162,5 +162,189 @@ class Status(unittest.TestCase):
         self.assertGreaterEqual(self.status("n1").nodes[0].strangers.peers, 1)
 
 
+# --- rehearsal: coordinates by an own reading of daemon/layout/coordinates.h ------------------------------
+
+M32 = 0xFFFFFFFF
+FLOATS = {"float32": (31, 23, 127), "float16": (15, 10, 15), "bfloat16": (15, 7, 127)}
+
+
+def mixed(h):
+    h = (h ^ (h >> 16)) * 0x7FEB352D & M32
+    h = (h ^ (h >> 15)) * 0x846CA68B & M32
+    return h ^ (h >> 16)
+
+
+def coordinate(name, at, dtype):
+    h = 0x811C9DC5
+    for c in name.encode():
+        h = (h ^ c) * 0x01000193 & M32
+    h = mixed(h)
+    for i in at[:-1]:
+        h = (mixed(h ^ mixed((i + 0x9E3779B9) & M32)) + (i >> 32)) & M32
+    h = (h + (at[-1] & M32) * 0x9E3779B1 + mixed(at[-1] >> 32)) & M32
+    h = (h ^ (h >> 15)) * 0x85EBCA77 & M32
+    h ^= h >> 13
+    if dtype in FLOATS:
+        sign, mantissa, bias = FLOATS[dtype]
+        return (h >> 31) << sign | ((h >> 28 & 7) + bias) << mantissa | (h >> 26 & 3) << (mantissa - 2)
+    n = DTYPES[dtype][1]
+    return h >> (32 - 8 * n) if n <= 4 else h << 32 | h * 0x2545F491 & M32
+
+
+def coordinates(name, shape, box, dtype):
+    """The bytes of a box."""
+    n = DTYPES[dtype][1]
+    out = []
+    for i in indices(shape, box):
+        at = []
+        for size in reversed(shape):
+            at.insert(0, i % size)
+            i //= size
+        out.append(coordinate(name, at, dtype).to_bytes(n, "little"))
+    return b"".join(out)
+
+
+class CoordinateWorker(Worker):
+    """A worker whose framework writes and reads coordinates."""
+
+    def write_coordinates(self):
+        for name, t, offset, box in self.parts():
+            data = coordinates(name, t["shape"], box, t["dtype"])
+            self.memory[offset:offset + len(data)] = data
+
+    def misplaced(self):
+        """Names of tensors whose receiving memory is not their coordinates."""
+        return [name for name, t, offset, box in self.parts()
+                if self.memory[self.shadow + offset:self.shadow + offset + self.box_bytes(t, box)]
+                != coordinates(name, t["shape"], box, t["dtype"])]
+
+    def parts(self):
+        for name, boxes in self.place.items():
+            for offset, box in boxes:
+                yield name, self.layout.tensors[name], offset, box
+
+
+def cast_source():
+    return Layout("train", 2, [mesh("tp", [2])], [tensor("w", [8, 6], "float32", "tp", [0]), tensor("v", [6, 4], "bfloat16", "tp", [1]),
+                                                  tensor("ids", [10], "int64", "tp", [None])])
+
+
+def cast_destination():
+    return Layout("rollout", 2, [mesh("tp", [2])], [tensor("w", [8, 6], "bfloat16", "tp", [1], cast=True),
+                                                    tensor("v", [6, 4], "bfloat16", "tp", [0]),
+                                                    tensor("ids", [10], "int64", "tp", [None])], instances=[[0, 1]])
+
+
+class Rehearsal(unittest.TestCase):
+    def setUp(self):
+        self.nodes = of_case(self, Nodes(2, **self.settings()))
+        self.fleet = Fleet(self.nodes, cast_source(), cast_destination(), ["n0:0", "n0:1"], ["n1:0", "n1:1"], automatic=False,
+                           worker=CoordinateWorker)
+
+    def settings(self):
+        return {"refit__verify": "off"} if "off" in self._testMethodName else {}
+
+    def rehearse(self, version=1):
+        for w in self.fleet.sources:
+            w.publish(version)
+        return self.fleet.submit(version, request=f"rehearsal {version}", rehearsal=True)
+
+    def end(self, version=1):
+        return self.fleet.watch(version, lambda s: s.phase in (pb.PHASE_REHEARSED, pb.PHASE_ABORTED, pb.PHASE_COMMITTED))
+
+    def write(self):
+        for w in self.fleet.sources:
+            w.write_coordinates()
+
+    def test_a_good_one_commits_nothing_and_its_number_stays_free(self):
+        self.write()
+        self.rehearse()
+        for w in self.fleet.destinations:
+            e = w.event("accept_requested", 1)
+            self.assertEqual(w.misplaced(), [])
+            w.accept(1, e.attempt)
+        s = self.end()
+        self.assertEqual((s.phase, s.reason), (pb.PHASE_REHEARSED, "the rehearsal has ended well"))
+        self.assertGreater(s.bytes.landed, 0)
+        for w in self.fleet.sources + self.fleet.destinations:
+            self.assertIn("rehearsal has ended well", w.event("aborted", 1).reason)
+        m = self.nodes["n1"].status("m").models[0]
+        self.assertEqual((m.committed, m.rehearsed.phase, m.rehearsed.version), (0, pb.PHASE_REHEARSED, 1))
+        self.assertEqual([w.held for w in m.workers], [0] * 4)
+        self.assertIn("rehearsal    as version 1: rehearsed", ctl(self.nodes["n1"], "status")[1])
+        self.nodes["n0"].wait_log("the sources hold their coordinates: 5 of 5 parts computed")
+        # The same number, now with the same memory as weights.
+        for w in self.fleet.sources:
+            w.publish(1)
+        self.fleet.submit(1)
+        self.fleet.accept(1)
+        self.assertEqual(self.fleet.final(1).phase, pb.PHASE_COMMITTED)
+
+    def test_swapped_columns_are_named_by_tensor_box_and_rank(self):
+        self.write()
+        w = self.fleet.sources[1]
+        (offset, box), = w.place["v"]  # 6 rows of 2 columns
+        for row in range(6):
+            at = offset + row * 4
+            w.memory[at:at + 4] = w.memory[at + 2:at + 4] + w.memory[at:at + 2]
+        self.rehearse()
+        s = self.end()
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        for words in ("tensor 'v'", "[0:6, 2:4]", "source rank 1"):
+            self.assertIn(words, s.reason)
+        self.assertEqual(self.fleet.destinations[0].memory[:], bytes([POISON]) * len(self.fleet.destinations[0].memory))
+
+    def test_a_binding_with_other_strides_than_the_framework_has_is_caught(self):
+        old = self.fleet.sources[0]
+        old.goodbye()
+        pieces = list(old.binding_pieces())
+        (offset, box), = old.place["w"]  # 4 rows of 6: bound as if it were stored by columns
+        for p in pieces:
+            if p.tensor == "w":
+                p.stride_bytes.extend([4, 4 * box[1][0]])
+        new = CoordinateWorker(self.fleet.client("n0", "trainer"), "m", pb.SIDE_SOURCE, cast_source(), 0, 0, pieces=pieces)
+        for p in new.pieces:
+            p.segment = 0
+        self.fleet.sources[0] = new
+        self.write()
+        self.rehearse()
+        s = self.end()
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        for words in ("tensor 'w'", "[0:4, 0:6]", "source rank 0"):
+            self.assertIn(words, s.reason)
+
+    def test_an_engine_that_does_not_find_its_coordinates_rejects(self):
+        self.write()
+        self.rehearse()
+        for w in self.fleet.destinations:
+            e = w.event("accept_requested", 1)
+            w.accept(1, e.attempt, reject=w.rank == 1, reason="tensor 'v': 3 elements" if w.rank == 1 else "")
+        s = self.end()
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        self.assertIn("tensor 'v': 3 elements", s.reason)
+        self.assertEqual(self.nodes["n0"].status("m").models[0].committed, 0)
+
+    def test_with_verify_off_nothing_would_be_proven(self):
+        self.write()
+        self.rehearse()
+        s = self.end()
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        self.assertIn("without fingerprints", s.reason)
+
+    def test_by_reshardctl(self):
+        self.write()
+        for w in self.fleet.sources:
+            w.publish(7)
+        acceptors = [threading.Thread(target=lambda w=w: w.accept(7, w.event("accept_requested", 7).attempt))
+                     for w in self.fleet.destinations]
+        for t in acceptors:
+            t.start()
+        code, out, err = ctl(self.nodes["n1"], "submit", "m", 7, "--rehearse", "--wait")
+        for t in acceptors:
+            t.join()
+        self.assertEqual(code, 0, out + err)
+        self.assertIn("rehearsed", out)
+
+
 if __name__ == "__main__":
     main()
