@@ -209,7 +209,7 @@ $(STANDIN)/standin_%:
 endif
 # The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
 .PHONY: check-standin
-STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py)
+STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py)
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
 ifeq ($(CUDA),1)
