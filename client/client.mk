@@ -43,3 +43,5 @@ check-client: $(BUILD)/reshardd $(BUILD)/test/integration/test_libreshard
 	@RESHARD_BUILD=$(BUILD) scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" \
 	    -- $(BUILD)/test/integration/test_libreshard
 check-integration: check-client $(BUILD)/reshardctl $(BUILD)/demo_worker
+# Its calls for GPU memory, against the daemon on the stand-in.
+check-standin: $(BUILD)/libreshard.so
