@@ -269,7 +269,8 @@ FUZZ_S ?= 60
 FUZZERS := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/fuzz/fuzz_%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_FLAGS := -std=c17 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
 FUZZ_CLOSURE = $(call closure,$(FUZZ_$(1)))
-fuzz_objects = $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(foreach f,$(call FUZZ_CLOSURE,$(1)),$(call src_of,$(f)))) \
+# Without CUDA: nothing there decodes bytes from outside.
+fuzz_objects = $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(filter-out $(CUDA_ONLY),$(foreach f,$(call FUZZ_CLOSURE,$(1)),$(call src_of,$(f))))) \
     $(patsubst $(BUILD)/%.c,$(BUILD)/fuzz/obj/%.o,$(GEN))
 $(BUILD)/fuzz/obj/%.o: %.c | $(PB_HEADERS)
 	@mkdir -p $(@D)
