@@ -65,6 +65,7 @@ static int print_set(const json_t *set)
                  (unsigned long long)jnum(set, "to"));
     print_texts("; strategy", json_object_get(set, "strategies"));
     print_texts("; plan", json_object_get(set, "plans"));
+    print_texts("; config", json_object_get(set, "configs"));
     (void)printf("; %llu not committed\n", (unsigned long long)jnum(set, "not_committed"));
     cmd_table_init(&t, "llrrrrr");
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
@@ -87,7 +88,7 @@ static void print_changed(const json_t *changed)
 {
     size_t n = json_array_size(changed);
     if (n == 0) {
-        (void)printf("strategy, membership and plan are alike in both\n");
+        (void)printf("strategy, membership, plan and config are alike in both\n");
         return;
     }
     print_texts("changed between them:", changed);

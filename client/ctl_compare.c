@@ -92,7 +92,7 @@ bool compare_first_of_epoch(const json_t *versions, size_t i)
 static json_t *compare_set(const json_t *versions, const struct compare_set *set)
 {
     json_t *first = json_array(), *steady = json_array(), *strategies = json_array(),
-           *plans = json_array(), *epochs = json_array();
+           *plans = json_array(), *epochs = json_array(), *configs = json_array();
     json_int_t other = 0;
     for (size_t i = 0; i < json_array_size(versions); i++) {
         json_t *v = json_array_get(versions, i);
@@ -106,13 +106,16 @@ static json_t *compare_set(const json_t *versions, const struct compare_set *set
         (void)json_array_append(compare_first_of_epoch(versions, i) ? first : steady, v);
         add_distinct(strategies, jstr(v, "strategy"));
         add_distinct(plans, jstr(v, "plan_digest"));
+        if (jstr(v, "config_digest")[0] != '\0') /* a release before knew none */
+            add_distinct(configs, jstr(v, "config_digest"));
         char epoch[24];
         (void)snprintf(epoch, sizeof epoch, "%llu", (unsigned long long)jnum(v, "epoch"));
         add_distinct(epochs, epoch);
     }
-    return json_pack("{sIsIsIsososososo}", "from", (json_int_t)set->from, "to", (json_int_t)set->to,
-                     "not_committed", other, "strategies", strategies, "plans", plans, "epochs",
-                     epochs, "first_of_epoch", group(first), "steady", group(steady));
+    return json_pack("{sIsIsIsosososososo}", "from", (json_int_t)set->from, "to",
+                     (json_int_t)set->to, "not_committed", other, "strategies", strategies, "plans",
+                     plans, "epochs", epochs, "configs", configs, "first_of_epoch", group(first),
+                     "steady", group(steady));
 }
 
 /* Whether two arrays of distinct strings have the same members. */
@@ -137,11 +140,16 @@ static bool same_members(const json_t *a, const json_t *b)
 static json_t *changes(const json_t *a, const json_t *b)
 {
     static const char *const keys[][2] = {{"strategies", "strategy"}, {"epochs", "epoch"}};
+    const json_t *x = json_object_get(a, "configs"), *y = json_object_get(b, "configs");
     json_t *changed = json_array();
+    if (json_array_size(x) > 0 && json_array_size(y) > 0 && !same_members(x, y))
+        (void)json_array_append_new(changed, json_string("config"));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!same_members(json_object_get(a, keys[i][0]), json_object_get(b, keys[i][0])))
             (void)json_array_append_new(changed, json_string(keys[i][1]));
-    if (json_array_size(changed) == 0 &&
+    bool config = json_array_size(changed) > 0 &&
+                  strcmp(json_string_value(json_array_get(changed, 0)), "config") == 0;
+    if (json_array_size(changed) == (config ? 1U : 0U) &&
         !same_members(json_object_get(a, "plans"), json_object_get(b, "plans")))
         (void)json_array_append_new(changed, json_string("plan"));
     return changed;

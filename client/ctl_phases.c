@@ -135,7 +135,7 @@ json_t *phases_slowest(const json_t *version)
     {
         const char *name = jstr(m, "name");
         bool mine = jnum(m, "attempt") == newest && jstr(m, "who")[0] != '\0';
-        if (strcmp(name, "published") == 0 && jstr(m, "who")[0] != '\0')
+        if (mine && strcmp(name, "published") == 0)
             add_who(who, "publish", m, 0);
         else if (mine && from_verified != NULL &&
                  (strcmp(name, "accepted") == 0 || strcmp(name, "rejected") == 0))

@@ -1,4 +1,4 @@
-/* The schema (version 1). A change here is a new schema version in ledger_sqlite.c. */
+/* The schema (version 2). A change here is a new schema version in ledger_sqlite.c, which brings older files up to it. */
 #include "ledger/columns.h"
 
 #include "base/banned.h"
@@ -70,7 +70,8 @@ static const struct column version_columns[] = {
     U64("network_minimum_bytes", version.network_minimum),
     DIGEST("plan_digest", version.plan_digest),
     TEXT("strategy", version.strategy),
-    BLOB("fingerprints", version.fingerprints, version.n_fingerprints_bytes)};
+    BLOB("fingerprints", version.fingerprints, version.n_fingerprints_bytes),
+    BLOB("config_digest", version.config_digest, version.n_config_digest_bytes)};
 
 static const struct column request_columns[] = {
     TEXT("model", model), TEXT("id", request.id), U64("version", request.version),
@@ -118,36 +119,38 @@ const struct table ledger_tables[LEDGER_MARK + 1] = {
          "CREATE TABLE epochs (model TEXT NOT NULL, epoch INTEGER NOT NULL, wall_ns INTEGER NOT "
          "NULL, members TEXT, PRIMARY KEY (model, epoch))",
          "INSERT OR REPLACE INTO epochs VALUES (?1, ?2, ?3, ?4)", epoch_columns, N(epoch_columns)},
-    [LEDGER_VERSION] = {"versions",
-                        "CREATE TABLE versions (model TEXT NOT NULL, version INTEGER NOT NULL, "
-                        "phase INTEGER NOT NULL, "
-                        "attempt INTEGER NOT NULL, n_attempts INTEGER NOT NULL, epoch INTEGER NOT "
-                        "NULL, content BLOB NOT "
-                        "NULL, publication INTEGER NOT NULL, options BLOB, reason TEXT, "
-                        "submitted_wall_ns INTEGER NOT NULL, "
-                        "committed_wall_ns INTEGER NOT NULL, total_ns INTEGER NOT NULL, wire_ns "
-                        "INTEGER NOT NULL, stall_ns "
-                        "INTEGER NOT NULL, landed_bytes INTEGER NOT NULL, network_bytes INTEGER "
-                        "NOT NULL, domain_bytes "
-                        "INTEGER NOT NULL, device_bytes INTEGER NOT NULL, skipped_bytes INTEGER "
-                        "NOT NULL, total_bytes "
-                        "INTEGER NOT NULL, network_minimum_bytes INTEGER NOT NULL, plan_digest "
-                        "BLOB NOT NULL, strategy TEXT, "
-                        "fingerprints BLOB, PRIMARY KEY (model, version))",
-                        "INSERT INTO versions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, "
-                        "?11, ?12, ?13, ?14, ?15, ?16, "
-                        "?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25) ON CONFLICT (model, version) "
-                        "DO UPDATE SET phase = ?3, "
-                        "attempt = ?4, n_attempts = ?5, epoch = ?6, content = ?7, publication = "
-                        "?8, options = ?9, reason = "
-                        "?10, submitted_wall_ns = ?11, committed_wall_ns = ?12, total_ns = ?13, "
-                        "wire_ns = ?14, stall_ns = "
-                        "?15, landed_bytes = ?16, network_bytes = ?17, domain_bytes = ?18, "
-                        "device_bytes = ?19, skipped_bytes "
-                        "= ?20, total_bytes = ?21, network_minimum_bytes = ?22, plan_digest = ?23, "
-                        "strategy = ?24, "
-                        "fingerprints = coalesce(?25, fingerprints)",
-                        version_columns, N(version_columns)},
+    [LEDGER_VERSION] =
+        {"versions",
+         "CREATE TABLE versions (model TEXT NOT NULL, version INTEGER NOT NULL, "
+         "phase INTEGER NOT NULL, "
+         "attempt INTEGER NOT NULL, n_attempts INTEGER NOT NULL, epoch INTEGER NOT "
+         "NULL, content BLOB NOT "
+         "NULL, publication INTEGER NOT NULL, options BLOB, reason TEXT, "
+         "submitted_wall_ns INTEGER NOT NULL, "
+         "committed_wall_ns INTEGER NOT NULL, total_ns INTEGER NOT NULL, wire_ns "
+         "INTEGER NOT NULL, stall_ns "
+         "INTEGER NOT NULL, landed_bytes INTEGER NOT NULL, network_bytes INTEGER "
+         "NOT NULL, domain_bytes "
+         "INTEGER NOT NULL, device_bytes INTEGER NOT NULL, skipped_bytes INTEGER "
+         "NOT NULL, total_bytes "
+         "INTEGER NOT NULL, network_minimum_bytes INTEGER NOT NULL, plan_digest "
+         "BLOB NOT NULL, strategy TEXT, "
+         "fingerprints BLOB, config_digest BLOB, PRIMARY KEY (model, version))",
+         "INSERT INTO versions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, "
+         "?11, ?12, ?13, ?14, ?15, ?16, "
+         "?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26) ON CONFLICT (model, version) "
+         "DO UPDATE SET phase = ?3, "
+         "attempt = ?4, n_attempts = ?5, epoch = ?6, content = ?7, publication = "
+         "?8, options = ?9, reason = "
+         "?10, submitted_wall_ns = ?11, committed_wall_ns = ?12, total_ns = ?13, "
+         "wire_ns = ?14, stall_ns = "
+         "?15, landed_bytes = ?16, network_bytes = ?17, domain_bytes = ?18, "
+         "device_bytes = ?19, skipped_bytes "
+         "= ?20, total_bytes = ?21, network_minimum_bytes = ?22, plan_digest = ?23, "
+         "strategy = ?24, "
+         "fingerprints = coalesce(?25, fingerprints), config_digest = coalesce(?26, "
+         "config_digest)",
+         version_columns, N(version_columns)},
     [LEDGER_REQUEST] =
         {"requests",
          "CREATE TABLE requests (model TEXT NOT NULL, id TEXT NOT NULL, version INTEGER NOT "

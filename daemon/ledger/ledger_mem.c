@@ -120,6 +120,10 @@ static int store_put(struct ledger_store *s, const struct ledger_record *record)
         merged.version.fingerprints = old->record->version.fingerprints;
         merged.version.n_fingerprints_bytes = old->record->version.n_fingerprints_bytes;
     }
+    if (old != NULL && record->kind == LEDGER_VERSION && record->version.config_digest == NULL) {
+        merged.version.config_digest = old->record->version.config_digest;
+        merged.version.n_config_digest_bytes = old->record->version.n_config_digest_bytes;
+    }
     struct row row;
     if (ledger_records_copy(&merged, 1, &row.record, &row.bytes) != 0)
         return RS_ENOMEM;

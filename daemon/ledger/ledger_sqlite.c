@@ -32,7 +32,7 @@
 
 enum {
     APPLICATION_ID = 0x72736864, /* "rshd" */
-    SCHEMA_VERSION = 1,
+    SCHEMA_VERSION = 2,
     MAX_MARKS = 65536,  /* waiting to be written */
     MARK_BATCH = 1024,  /* written at once when as many wait */
     MARK_DELAY_S = 1,   /* else after this long */
@@ -57,6 +57,7 @@ struct ledger_sqlite {
     struct err failure; /* the writer's: set once the file can't be trusted */
     pthread_t thread;
     bool thread_runs;
+    int64_t schema; /* of the file as it was found */
     /* Under the mutex: */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -703,7 +704,8 @@ static int check_schema(struct ledger_sqlite *l, struct err *e)
     if (application != APPLICATION_ID)
         return err_set(e, RS_EDISK,
                        "%s is a database, but not a ledger of reshardd: set another path", l->path);
-    if (schema != SCHEMA_VERSION)
+    l->schema = schema;
+    if (schema < 1 || schema > SCHEMA_VERSION)
         return err_set(
             e, RS_EDISK,
             "ledger %s has schema %lld, this release knows %d: run the release that made it, or "
@@ -711,6 +713,22 @@ static int check_schema(struct ledger_sqlite *l, struct err *e)
             l->path, (long long)schema, SCHEMA_VERSION);
     int code = check_log(l, e);
     return code != 0 ? code : find_damage(l, e);
+}
+
+/* Older files are brought up to this schema, in one transaction: an older release refuses them afterwards. */
+static int upgrade_schema(struct ledger_sqlite *l, struct err *e)
+{
+    int rc = run(l->writer, "BEGIN IMMEDIATE");
+    if (rc == SQLITE_OK && l->schema < 2)
+        rc = run(l->writer, "ALTER TABLE versions ADD COLUMN config_digest BLOB;"
+                            "UPDATE store SET rowid = 3 - rowid; PRAGMA user_version = 2");
+    if (rc == SQLITE_OK)
+        rc = run(l->writer, "COMMIT");
+    if (rc == SQLITE_OK)
+        return 0;
+    int code = fail(e, l->path, l->writer, rc, "bringing it up to this release's schema");
+    (void)run(l->writer, "ROLLBACK");
+    return code;
 }
 
 static int set_up_writer(struct ledger_sqlite *l, struct err *e)
@@ -730,7 +748,9 @@ static int set_up_writer(struct ledger_sqlite *l, struct err *e)
     rc = run(l->writer, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL");
     if (rc != SQLITE_OK)
         return fail(e, l->path, l->writer, rc, "turning the write-ahead log on");
-    return l->base.created ? create_schema(l, e) : 0;
+    if (l->base.created)
+        return create_schema(l, e);
+    return l->schema < SCHEMA_VERSION ? upgrade_schema(l, e) : 0;
 }
 
 static int prepare_upserts(struct ledger_sqlite *l, struct err *e)

@@ -77,6 +77,9 @@ struct ledger_version {
      * it can be checked after a restart (service/held.h). NULL leaves what is stored as it is. */
     const void *fingerprints;
     size_t n_fingerprints_bytes;
+    /* Of the settings that its speed depends on (service/speed.h), 16 bytes. NULL leaves what is stored as it is. */
+    const void *config_digest;
+    size_t n_config_digest_bytes;
 };
 
 /* The answer that a request id got, so that it gets it again. */

@@ -42,6 +42,7 @@ static void each_field(struct ledger_record *r, field_fn fn, void *arg)
         text_field(&r->version.strategy, fn, arg);
         blob_field(&r->version.options, r->version.n_options_bytes, fn, arg);
         blob_field(&r->version.fingerprints, r->version.n_fingerprints_bytes, fn, arg);
+        blob_field(&r->version.config_digest, r->version.n_config_digest_bytes, fn, arg);
         break;
     case LEDGER_REQUEST:
         text_field(&r->request.id, fn, arg);

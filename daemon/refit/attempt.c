@@ -69,6 +69,13 @@ void attempt_clear(struct refit *r)
         }
 }
 
+void attempt_mark_published(struct step *s, const struct refit_worker *w)
+{
+    const struct refit_version *v = s->r->in_flight;
+    if (v != NULL && s->r->begun && w->published == v->version && !w->released)
+        step_mark(s, v, "published", worker_name(s, w), w->published_ns);
+}
+
 void attempt_begin(struct step *s)
 {
     struct refit *r = s->r;
@@ -76,6 +83,9 @@ void attempt_begin(struct step *s)
     r->begun = true;
     r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
     step_mark(s, v, "submitted", "", v->submitted_ns);
+    foreach_worker (w, r) /* mostly before it was submitted */
+        if (w->layout->side == REFIT_SOURCE && !w->gone)
+            attempt_mark_published(s, w);
     step_notify(s, v);
 }
 

@@ -121,6 +121,8 @@ uint32_t version_min_instances(const struct refit_version *v, const struct refit
 
 /* --- attempt.c --- */
 void attempt_begin(struct step *s);
+/* Where it is what the attempt in flight waits for: when this source had it. */
+void attempt_mark_published(struct step *s, const struct refit_worker *w);
 /* What the source workers have published as this version, as one number; 0: some have not, or it is not known. */
 uint64_t attempt_content(const struct refit *r, uint64_t version);
 /* Does whatever has become possible: asks, PLAN, PREPARE, START, accept, commit. */

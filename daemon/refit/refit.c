@@ -86,7 +86,8 @@ static int step_reserve(struct refit *r, struct refit_update *u)
     foreach_layout (l, r) {
         n_layouts++;
         n_instances += l->n_instances;
-        who_bytes += (strlen(l->name) + 32) * l->n_instances;
+        who_bytes +=
+            (strlen(l->name) + 32) * (l->n_instances + (l->side == REFIT_SOURCE ? l->n_ranks : 0));
     }
     size_t workers = (size_t)r->n_workers + 1, nodes = r->n_nodes + 1, waiters = r->n_waiters + 1;
     size_t actions = 64 + 6 * workers + 3 * nodes + 2 * n_instances + waiters;

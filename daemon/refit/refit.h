@@ -216,10 +216,11 @@ struct refit_worker {
     bool leaving; /* gone for good, kept only until the attempt in flight lets its memory go */
     char gone_reason[128];
     /* sources */
-    uint64_t published;   /* newest version published */
-    uint64_t publication; /* of `published` */
-    bool released;        /* `published` may have been overwritten since */
-    uint64_t claimed;     /* published to an earlier start or lease; it waits for the release */
+    uint64_t published;    /* newest version published */
+    uint64_t publication;  /* of `published` */
+    uint64_t published_ns; /* when; 0: to an earlier start or lease */
+    bool released;         /* `published` may have been overwritten since */
+    uint64_t claimed;      /* published to an earlier start or lease; it waits for the release */
     /* destinations */
     uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
     uint64_t held_content; /* its publication sum; 0: not known */

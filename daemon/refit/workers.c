@@ -470,8 +470,10 @@ void workers_published(struct step *s)
     if (rc == 0) {
         w->published = ev->published.version;
         w->publication = ev->published.publication;
+        w->published_ns = ev->now_ns;
         w->released = false;
         w->claimed = 0;
+        attempt_mark_published(s, w);
     }
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }

@@ -103,6 +103,21 @@ struct versions {
     size_t n, capacity;
 };
 
+/* Only the ledger has it. */
+static bool config_digest_put(struct arena *a, Reshard__V1__VersionRecord *r,
+                              const struct ledger_version *row)
+{
+    size_t n = row->n_config_digest_bytes;
+    if (n != SPEED_DIGEST_BYTES)
+        return true;
+    r->config_digest.data = arena_take(a, n, 1);
+    if (r->config_digest.data == NULL)
+        return false;
+    memcpy(r->config_digest.data, row->config_digest, n);
+    r->config_digest.len = n;
+    return true;
+}
+
 /* From a row of the ledger, for versions that are no longer in memory. */
 static Reshard__V1__VersionRecord *record_of_row(struct arena *a, const struct ledger_version *row)
 {
@@ -129,7 +144,7 @@ static Reshard__V1__VersionRecord *record_of_row(struct arena *a, const struct l
     r->plan_digest.data = digest;
     r->plan_digest.len = sizeof row->plan_digest;
     r->epoch = row->epoch;
-    return r;
+    return config_digest_put(a, r, row) ? r : NULL;
 }
 
 /* What is in memory is newer than the ledger's row. */
@@ -141,9 +156,10 @@ static Reshard__V1__VersionRecord *record_make(struct arena *a, const struct dec
         return record_of_row(a, row);
     Reshard__V1__VersionRecord *r = arena_take(a, 1, sizeof *r);
     Reshard__V1__Bytes *bytes = arena_take(a, 1, sizeof *bytes);
-    if (r != NULL && bytes != NULL)
-        record_fill(r, bytes, d, v);
-    return bytes != NULL ? r : NULL;
+    if (r == NULL || bytes == NULL)
+        return NULL;
+    record_fill(r, bytes, d, v);
+    return config_digest_put(a, r, row) ? r : NULL;
 }
 
 static int version_row(const struct ledger_record *row, void *arg)

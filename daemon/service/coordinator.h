@@ -14,6 +14,7 @@
 #include "base/queue.h"
 #include "peer/message.h"
 #include "refit/refit.h"
+#include "service/speed.h"
 #include "service/state.h"
 
 struct cells;
@@ -87,8 +88,9 @@ struct run {
     struct plan_entry *plan;       /* counted; NULL: not planned */
     struct source_check *checking; /* job; NULL: none */
     uint64_t prepare_deadline_ns;
-    uint64_t content;   /* names what is moved */
-    bool wants_devices; /* PREPARE waits for other models' refits */
+    uint64_t content;                          /* names what is moved */
+    uint8_t config_digest[SPEED_DIGEST_BYTES]; /* with input */
+    bool wants_devices;                        /* PREPARE waits for other models' refits */
     bool has_devices;
     bool sources_agree;
     struct run_comm comm;

@@ -168,11 +168,27 @@ static void fingerprints_fill(struct decider *d, const struct refit_action *a)
     }
 }
 
+/* With which settings a version was moved. A catch-up says nothing of the version that it is about. */
+static void config_fill(const struct decider *d, const struct refit_action *a)
+{
+    struct ledger_record *records = (struct ledger_record *)(uintptr_t)a->records;
+    const struct refit_version *v = refit_attempt(d->refit, d->run.id);
+    if (d->run.input == NULL || v == NULL || v->kind != REFIT_KIND_REFIT)
+        return;
+    for (size_t i = 0; i < a->n_records; i++) {
+        if (records[i].kind != LEDGER_VERSION || records[i].version.version != d->run.version)
+            continue;
+        records[i].version.config_digest = d->run.config_digest;
+        records[i].version.n_config_digest_bytes = sizeof d->run.config_digest;
+    }
+}
+
 static void do_persist(struct decider *d, const struct refit_action *a)
 {
     struct service *s = d->coordinator->service;
     struct write *w = mem_zalloc(sizeof *w);
     fingerprints_fill(d, a);
+    config_fill(d, a);
     crash_at(a->records, a->n_records, CRASH_N_POINTS, CRASH_COMMIT_DECIDED);
     if (w == NULL || ledger_transaction_init(&w->transaction, a->records, a->n_records) != 0) {
         struct refit_event ev = {.type = REFIT_EV_NOT_DURABLE,

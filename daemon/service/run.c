@@ -167,6 +167,8 @@ void run_plan(struct decider *d, const struct refit_action *a)
     int r = v == NULL ? err_set(&e, RS_EINTERNAL, "PLAN of a version that is not there")
                       : attempt_input_make(d, v, &d->run.input, &e);
     if (r == 0)
+        speed_digest(d->coordinator->service->config, d->run.input->verify, d->run.config_digest);
+    if (r == 0)
         r = nodes_make(d, &e);
     if (r == 0)
         r = planning_start(d->coordinator->service, d->run.input, NULL, on_planned, d,

@@ -346,5 +346,42 @@ class Rehearsal(unittest.TestCase):
         self.assertIn("rehearsed", out)
 
 
+class Timeline(unittest.TestCase):
+    def test_what_changed_between_versions_may_be_the_settings(self):
+        with Daemon() as daemon:
+            for chunk_bytes, versions in ((4096, (1, 2)), (65536, (3, 4))):
+                daemon.settings["devices"]["chunk_bytes"] = chunk_bytes
+                if daemon.process.poll() is None:
+                    self.assertEqual(daemon.stop()[0], 0)
+                daemon.start()
+                f = rig.Fleet(daemon, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+                for v in versions:
+                    f.refit(v)
+                    for w in f.destinations:
+                        w.apply(v)
+            same = ctl_json(daemon, "timeline", "m", "--compare", "1,2")
+            self.assertNotIn("config", same["changed"])
+            self.assertEqual(len(same["sets"][0]["configs"][0]), 32)
+            self.assertIn("config", ctl_json(daemon, "timeline", "m", "--compare", "1-2,3-4")["changed"])
+
+    def test_published_is_a_mark_of_each_source(self):
+        with Daemon() as daemon:
+            f = rig.Fleet(daemon, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+            for w in f.sources[:3]:
+                w.write(1)
+                w.publish(1)
+            f.submit(1)
+            f.sources[3].event("publish_requested", 1)
+            f.sources[3].write(1)
+            f.sources[3].publish(1)
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            reply = daemon.admin().Timeline(pb.TimelineRequest(model="m", version=1), timeout=WAIT_S)
+            marks = {m.who: m.at_ns for m in reply.versions[0].marks if m.name == "published"}
+            self.assertEqual(sorted(marks), [f"train/rank {r}" for r in range(4)])
+            self.assertEqual([marks[f"train/rank {r}"] for r in range(3)], [0, 0, 0])  # they had by then
+            self.assertGreater(marks["train/rank 3"], 0)
+            self.assertIn("train/rank 3", ctl(daemon, "timeline", "m", 1)[1])
+
+
 if __name__ == "__main__":
     main()

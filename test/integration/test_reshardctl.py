@@ -192,7 +192,7 @@ def two_sets_of_versions_are_compared(w):
     assert a["strategies"] == ["reshard"] and a["plans"] == [records[1]["plan_digest"]]
     text = w.ctl("timeline", "m", "--compare", "1-2,3").stdout
     assert "first of an epoch" in text and "median of the second over the first, steady: total " in text, text
-    assert "strategy, membership and plan are alike in both" in text, text
+    assert "strategy, membership, plan and config are alike in both" in text, text
     fails(w, FAILED, "timeline", "m", "--compare", "1-2,7-9", says="versions 7 to 9: none was committed")
     for bad in ("1-2", "2-1,3", "1,", "0-1,2-3", "a,b"):
         fails(w, USAGE, "timeline", "m", "--compare", bad, says="--compare")

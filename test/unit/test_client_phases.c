@@ -52,6 +52,19 @@ START_TEST(a_comparison_says_what_else_changed_between_its_sets)
     ck_assert(changed_has(c, "plan"));
     ck_assert_uint_eq(json_array_size(json_object_get(c, "changed")), 1);
     json_decref(c);
+    /* Versions 6 … 9 with other settings; those of before have none that are known. */
+    for (int v = 6; v <= 9; v++)
+        (void)json_object_set_new(json_array_get(versions, (size_t)(20 - v)), "config_digest",
+                                  json_string("k"));
+    c = compare_records(versions, none);
+    ck_assert(!changed_has(c, "config"));
+    json_decref(c);
+    for (int v = 2; v <= 5; v++)
+        (void)json_object_set_new(json_array_get(versions, (size_t)(20 - v)), "config_digest",
+                                  json_string("l"));
+    c = compare_records(versions, none);
+    ck_assert(changed_has(c, "config") && changed_has(c, "plan"));
+    json_decref(c);
     json_decref(versions);
 }
 END_TEST

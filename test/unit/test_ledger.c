@@ -130,7 +130,8 @@ struct rows {
     struct ledger_model model;
     struct ledger_version version;
     char reason[64], strategy[32], name[64], who[64], id[64], json[64], layout[64];
-    uint8_t options[8], fingerprints[16];
+    uint8_t options[8], fingerprints[16], config[16];
+    bool has_config;
     struct ledger_request request;
     struct ledger_attempt attempt;
     struct ledger_acceptance acceptance;
@@ -164,6 +165,9 @@ static int keep(const struct ledger_record *row, void *arg)
             memcpy(k->options, row->version.options, row->version.n_options_bytes);
         if (row->version.n_fingerprints_bytes > 0)
             memcpy(k->fingerprints, row->version.fingerprints, sizeof k->fingerprints);
+        k->has_config = row->version.n_config_digest_bytes == sizeof k->config;
+        if (k->has_config)
+            memcpy(k->config, row->version.config_digest, sizeof k->config);
         break;
     case LEDGER_REQUEST:
         k->request = row->request;
@@ -320,12 +324,14 @@ static void check_high_water_marks_never_go_back(struct bench *b)
 }
 ON_BOTH(high_water_marks_never_go_back)
 
-static void check_a_row_keeps_its_fingerprints_when_written_without(struct bench *b)
+static void check_a_row_keeps_its_fingerprints_and_its_config_when_written_without(struct bench *b)
 {
-    uint8_t fingerprints[16] = {3};
+    uint8_t fingerprints[16] = {3}, config[16] = {4};
     struct ledger_record r = version_row(1, 7);
     r.version.fingerprints = fingerprints;
     r.version.n_fingerprints_bytes = sizeof fingerprints;
+    r.version.config_digest = config;
+    r.version.n_config_digest_bytes = sizeof config;
     ck_assert_int_eq(write_all(b, &r, 1), 0);
     r = version_row(1, 7);
     r.version.total_ns = 1;
@@ -333,8 +339,9 @@ static void check_a_row_keeps_its_fingerprints_when_written_without(struct bench
     struct rows k = load(b);
     ck_assert_uint_eq(k.version.total_ns, 1);
     ck_assert_uint_eq(k.fingerprints[0], 3);
+    ck_assert(k.has_config && k.config[0] == 4);
 }
-ON_BOTH(a_row_keeps_its_fingerprints_when_written_without)
+ON_BOTH(a_row_keeps_its_fingerprints_and_its_config_when_written_without)
 
 static void check_done_comes_once_each_and_in_order(struct bench *b)
 {
@@ -558,6 +565,33 @@ START_TEST(another_schema_is_refused)
     b.l = NULL;
     poke(b.path, "PRAGMA user_version = 99");
     refused(&b, RS_EDISK, "schema 99");
+    bench_close(&b);
+}
+END_TEST
+
+/* As schema 1 made it: without the digest of the settings. */
+START_TEST(a_file_of_the_schema_before_is_brought_up_to_this_one_and_keeps_its_rows)
+{
+    struct bench b;
+    uint8_t config[16] = {5};
+    struct ledger_record r = version_row(3, 7);
+    bench_init(&b, true);
+    open_again(&b);
+    ck_assert_int_eq(write_all(&b, &r, 1), 0);
+    ledger_close(b.l);
+    poke(b.path, "ALTER TABLE versions DROP COLUMN config_digest; PRAGMA user_version = 1");
+    for (int i = 0; i < 2; i++) { /* the second time there is nothing to do */
+        open_again(&b);
+        struct rows k = load(&b);
+        ck_assert(k.version.version == 3 && k.version.phase == 7 && !k.has_config);
+        ledger_close(b.l);
+    }
+    open_again(&b);
+    r.version.config_digest = config;
+    r.version.n_config_digest_bytes = sizeof config;
+    ck_assert_int_eq(write_all(&b, &r, 1), 0);
+    struct rows k = load(&b);
+    ck_assert(k.has_config && k.config[0] == 5);
     bench_close(&b);
 }
 END_TEST
@@ -809,7 +843,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(every_kind_of_record_survives_reopening)                                                     \
     X(high_water_marks_never_go_back)                                                              \
-    X(a_row_keeps_its_fingerprints_when_written_without)                                           \
+    X(a_row_keeps_its_fingerprints_and_its_config_when_written_without)                            \
     X(done_comes_once_each_and_in_order)                                                           \
     X(closing_waits_for_what_was_submitted)                                                        \
     X(versions_are_told_newest_first_and_limited)                                                  \
@@ -821,6 +855,7 @@ END_TEST
     X(a_file_that_is_no_database_is_refused)                                                       \
     X(another_programs_database_is_refused)                                                        \
     X(another_schema_is_refused)                                                                   \
+    X(a_file_of_the_schema_before_is_brought_up_to_this_one_and_keeps_its_rows)                    \
     X(the_log_of_another_store_is_refused_and_does_not_come_into_the_file)                         \
     X(a_creation_that_stopped_half_way_is_begun_anew)                                              \
     X(a_damaged_file_is_refused)                                                                   \

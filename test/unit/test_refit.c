@@ -1220,6 +1220,26 @@ START_TEST(marks_name_what_happened_and_to_whom)
 }
 END_TEST
 
+/* One source publishes before the version is submitted, the other a second after. */
+START_TEST(each_source_has_its_mark_when_it_has_published)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish(&b, 1, 1, 77);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "a", 1)), 0);
+    ck_assert_str_eq(did(&b, REFIT_DO_MARK)->text, "published");
+    ck_assert_str_eq(did(&b, REFIT_DO_MARK)->who, "train/rank 0");
+    ck_assert_int_eq(did(&b, REFIT_DO_MARK)->a.since_ns, 0);
+    tick(&b, 1000);
+    publish(&b, 2, 1, 78);
+    unsigned n = 0;
+    for (size_t i = 0; i < b.n_seen; i++)
+        n += b.seen[i].a.type == REFIT_DO_MARK && strcmp(b.seen[i].text, "published") == 0;
+    ck_assert_uint_eq(n, 2);
+    bed_close(&b);
+}
+END_TEST
+
 /* --- what only shows in odd orders --- */
 
 /* The record of a version that is being committed must not be written over by a second request for it. */
@@ -1727,6 +1747,7 @@ END_TEST
     X(a_row_that_makes_no_sense_is_refused)                                                        \
     X(a_ledger_that_is_behind_is_said)                                                             \
     X(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)                     \
+    X(each_source_has_its_mark_when_it_has_published)                                              \
     X(marks_name_what_happened_and_to_whom)                                                        \
     X(a_request_during_the_commit_leaves_the_versions_record_alone)                                \
     X(two_aborts_make_one_end_and_both_are_answered)                                               \
