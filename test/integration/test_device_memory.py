@@ -479,6 +479,11 @@ class Libreshard(unittest.TestCase):
             host = ctypes.create_string_buffer(4096)
             with self.refused(-1, "no GPU memory", "reshard_segment_new"):
                 library.segment(ctypes.addressof(host), 4096)
+            pooled = ctypes.c_void_p()  # CASES.md C17
+            CUDA.use(1)
+            CUDA.ok(CUDA.runtime.cudaMallocAsync(ctypes.byref(pooled), ctypes.c_size_t(4096), None))
+            with self.refused(-1, "no CUDA IPC handle", "cudaMallocAsync", "cudaMalloc, or VMM"):
+                library.segment(pooled.value, 4096)
             p = CUDA.malloc(1, 1 << 16)
             with self.refused(-1, "leave the allocation of 65536 bytes", "one segment for each"):
                 library.segment(p + 1, 1 << 16)

@@ -74,6 +74,7 @@ struct allocation {
     enum kind kind;
     int device, fd;
     uint64_t number;
+    bool pool;
 };
 
 static struct allocation allocations[MAX_ALLOCATIONS];
@@ -223,7 +224,8 @@ bool standin_find(const void *p, struct standin_allocation *ret)
                                            .device = a->device,
                                            .fd = a->fd,
                                            .number = a->number,
-                                           .own = a->kind == DEVICE};
+                                           .own = a->kind == DEVICE && !a->pool,
+                                           .pool = a->pool};
     pthread_mutex_unlock(&memory_mutex);
     return found;
 }
@@ -237,7 +239,7 @@ int standin_file_of(const void *p, size_t *ret_bytes)
 {
     pthread_mutex_lock(&memory_mutex);
     struct allocation *a = find_locked(p);
-    int fd = a != NULL && a->base == (const char *)p && a->kind == DEVICE ? a->fd : -1;
+    int fd = a != NULL && a->base == (const char *)p && a->kind == DEVICE && !a->pool ? a->fd : -1;
     if (fd >= 0)
         *ret_bytes = a->bytes;
     pthread_mutex_unlock(&memory_mutex);
@@ -272,6 +274,19 @@ STANDIN_EXPORT cudaError_t cudaMalloc(void **ret, size_t bytes)
 {
     ENTER("cudaMalloc");
     return said(allocate(bytes, ret));
+}
+
+/* Memory of the device's pool, as torch's cudaMallocAsync backend has it. */
+STANDIN_EXPORT cudaError_t cudaMallocAsync(void **ret, size_t bytes, cudaStream_t stream)
+{
+    (void)stream;
+    ENTER("cudaMallocAsync");
+    int r = allocate(bytes, ret);
+    pthread_mutex_lock(&memory_mutex);
+    if (r == 0)
+        find_locked(*ret)->pool = true;
+    pthread_mutex_unlock(&memory_mutex);
+    return said(r);
 }
 
 static int pin(void *p, size_t bytes, enum kind kind)

@@ -281,7 +281,7 @@ STANDIN_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle
 {
     struct standin_allocation a;
     CUresult r = find("cuMemRetainAllocationHandle", (CUdeviceptr)(uintptr_t)p, &a);
-    if (r == CUDA_SUCCESS && a.own)
+    if (r == CUDA_SUCCESS && (a.own || a.pool))
         r = CUDA_ERROR_INVALID_VALUE; /* no VMM */
     return r == CUDA_SUCCESS ? handle_new(dup(a.fd), a.device, a.bytes, ret) : r;
 }

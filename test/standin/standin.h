@@ -89,6 +89,7 @@ struct standin_allocation {
     int device, fd;  /* fd stays the library's */
     uint64_t number; /* of this process; never repeats */
     bool own;        /* by cudaMalloc here; else mapped: another process's, or VMM */
+    bool pool;       /* by cudaMallocAsync here: can't be exported */
 };
 STANDIN_EXPORT bool standin_find(const void *p, struct standin_allocation *ret);
 /* The file behind an allocation that begins at p, or -1. */

@@ -201,6 +201,26 @@ START_TEST(a_mapping_does_not_hold_the_descriptor_and_free_unmaps_all)
 }
 END_TEST
 
+START_TEST(a_host_device_imports_nothing_and_a_range_that_leaves_its_allocation_is_refused)
+{
+    struct device *d = open_device();
+    struct segment_table *t = segment_table_new();
+    struct err e = {0};
+    uint8_t handle[DEVICE_IPC_BYTES] = {1};
+    struct device_import from = {
+        .kind = DEVICE_IMPORT_IPC, .handle = handle, .fd = -1, .bytes = BYTES};
+    ck_assert_str_eq(device_name(d), "");
+    ck_assert_int_eq(segment_table_import(t, d, 1, 0, &from, 0, BYTES, &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "memfd"));
+    ck_assert_int_eq(segment_table_import(t, d, 1, 0, &from, 1, BYTES, &e), RS_EINVAL);
+    ck_assert_int_eq(segment_table_import(t, d, 1, 0, &from, UINT64_MAX, 2, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "leave the allocation"));
+    ck_assert_uint_eq(segment_table_unmap(t, 1), 0);
+    segment_table_free(t);
+    device_close(d);
+}
+END_TEST
+
 START_TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
 {
     struct device *d = open_device();
@@ -233,6 +253,7 @@ END_TEST
     X(more_than_the_memory_that_is_available_is_refused_before_a_page_is_taken)                    \
     X(the_table_finds_each_workers_segments_by_number_with_holes)                                  \
     X(a_segment_is_mapped_once_and_a_refused_descriptor_stays_the_callers)                         \
+    X(a_host_device_imports_nothing_and_a_range_that_leaves_its_allocation_is_refused)             \
     X(a_mapping_does_not_hold_the_descriptor_and_free_unmaps_all)                                  \
     X(every_failed_allocation_is_an_error_and_leaks_nothing)
 #include "test/lib/main.h"
