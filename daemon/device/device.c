@@ -135,6 +135,17 @@ int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint 
     return s->device->ops->fingerprint(s, f, n);
 }
 
+int device_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n)
+{
+    rs_assert(device_quantises(s->device));
+    return s->device->ops->quantise(s, q, n);
+}
+
+bool device_quantises(const struct device *d)
+{
+    return d->ops->quantise != NULL;
+}
+
 int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg)
 {
     return s->device->ops->call(s, fn, arg);

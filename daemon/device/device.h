@@ -18,6 +18,7 @@
 #include "base/err.h"
 #include "device/fence.h"
 #include "kernels/kernels.h"
+#include "kernels/kernels_quantise.h"
 
 struct device;
 struct device_stream;
@@ -106,6 +107,9 @@ struct device *device_stream_device(struct device_stream *s);
  * the stream already), or the sticky error; nothing is enqueued then. */
 int device_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
 int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
+/* Casts with scales, one after another, as one item; not where device_quantises is false. */
+int device_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n);
+bool device_quantises(const struct device *d);
 /* Calls fn(arg) on the stream's thread when all before it is done. It may block only for a
  * transport (transport.h), never for anything the same stream must do. */
 int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg);
@@ -144,6 +148,8 @@ struct device_ops {
     void (*stream_free)(struct device_stream *s);
     int (*copy)(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
     int (*fingerprint)(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
+    /* NULL: it has no such casts */
+    int (*quantise)(struct device_stream *s, const struct kernel_quantise *q, uint32_t n);
     int (*call)(struct device_stream *s, void (*fn)(void *arg), void *arg);
     int (*poison)(struct device_stream *s, void *p, size_t bytes);
     int (*event_new)(struct device *d, struct device_event **ret);

@@ -290,6 +290,17 @@ static void run_fingerprints(struct host_stream *s, struct host_item *item)
     }
 }
 
+static void run_quantise(struct host_stream *s, struct host_item *item)
+{
+    struct kernel_quantise q;
+    for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
+        memcpy(&q, (const char *)item->payload + i * sizeof q, sizeof q);
+        kernel_quantise_host(&q);
+        if (q.to != NULL && q.rows * q.columns > 0 && damage_due(DAMAGE_WRONG_CAST))
+            q.to[0] ^= 1;
+    }
+}
+
 static void run_call(struct host_stream *s, struct host_item *item)
 {
     (void)s;
@@ -359,6 +370,16 @@ static int host_fingerprint(struct device_stream *base, const struct kernel_fing
     if (item != NULL) {
         item->n = n;
         memcpy(item->payload, f, n * sizeof *f);
+    }
+    return enqueue(stream_of(base), item);
+}
+
+static int host_quantise(struct device_stream *base, const struct kernel_quantise *q, uint32_t n)
+{
+    struct host_item *item = item_new(run_quantise, n * sizeof *q);
+    if (item != NULL) {
+        item->n = n;
+        memcpy(item->payload, q, n * sizeof *q);
     }
     return enqueue(stream_of(base), item);
 }
@@ -553,6 +574,7 @@ static const struct device_ops host_ops = {
     .stream_free = host_stream_free,
     .copy = host_copy,
     .fingerprint = host_fingerprint,
+    .quantise = host_quantise,
     .call = host_call,
     .poison = host_poison,
     .event_new = host_event_new,

@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels_dtype.h"
+#include "kernels/kernels_quantise.h"
 #include "kernels/kernels_run.h"
 
 /* --- the target types, from their definitions ------------------------------------------------- */
@@ -228,11 +229,129 @@ START_TEST(a_casts_fingerprint_is_that_of_the_written_elements)
 }
 END_TEST
 
+/* --- float8 with scales ------------------------------------------------------------------------ */
+
+enum { Q_MOST = 300 * 300 };
+
+struct quantised {
+    uint64_t rows, columns, block_rows, block_columns;
+    uint8_t dtype;
+    float value[Q_MOST];
+    uint16_t bfloat16[Q_MOST];
+    uint8_t to[Q_MOST];
+    uint32_t scales[Q_MOST];
+};
+
+/* Values of many magnitudes; NaN, infinities and zeros of both signs; one block all zero, one with
+ * nothing finite, one so small that its scale would be subnormal. */
+static void fill_quantised(struct quantised *q, uint64_t *seed)
+{
+    for (uint64_t i = 0; i < q->rows * q->columns; i++) {
+        uint64_t r = random_next(seed), block = i / q->columns / q->block_rows;
+        float v = float_of((uint32_t)(r >> 32 & 0x807FFFFF) | (uint32_t)(110 + r % 30) << 23);
+        v = r % 97 == 1 ? NAN : r % 97 == 2 ? -INFINITY : r % 97 == 3 ? -0.0F : v;
+        v = block == 1 ? 0.0F : block == 2 ? INFINITY : block == 3 ? ldexpf(v, -120) : v;
+        uint32_t bits;
+        memcpy(&bits, &v, sizeof bits);
+        q->bfloat16[i] = (uint16_t)(bits >> 16 | (isnan(v) ? 0x40 : 0));
+        q->value[i] = q->dtype == KERNEL_FLOAT32 ? v : float_of((uint32_t)q->bfloat16[i] << 16);
+    }
+}
+
+/* By definition, in doubles: a float32 quotient by way of a double is the nearest one. */
+static float scale_by_definition(const struct quantised *q, uint64_t row, uint64_t column)
+{
+    double amax = 0;
+    for (uint64_t i = row; i < row + q->block_rows && i < q->rows; i++)
+        for (uint64_t k = column; k < column + q->block_columns && k < q->columns; k++) {
+            double a = fabs((double)q->value[i * q->columns + k]);
+            amax = isfinite(a) && a > amax ? a : amax;
+        }
+    float scale = (float)(amax / 448.0);
+    return amax == 0 ? 1.0F : scale < 0x1p-126F ? 0x1p-126F : scale;
+}
+
+static void check_quantised(const struct quantised *q)
+{
+    uint64_t across = (q->columns + q->block_columns - 1) / q->block_columns;
+    for (uint64_t i = 0; i < q->rows; i++)
+        for (uint64_t k = 0; k < q->columns; k++) {
+            uint64_t row = i / q->block_rows, column = k / q->block_columns;
+            float scale = scale_by_definition(q, row * q->block_rows, column * q->block_columns);
+            double v = (double)(float)((double)q->value[i * q->columns + k] / (double)scale);
+            ck_assert(float_of(q->scales[row * across + column]) == scale);
+            if (q->to[i * q->columns + k] != nearest(v, &E4M3))
+                ck_abort_msg("%g by %g gave %02x", (double)q->value[i * q->columns + k],
+                             (double)scale, q->to[i * q->columns + k]);
+        }
+}
+
+static struct kernel_quantise quantise_of(struct quantised *q)
+{
+    return (struct kernel_quantise){
+        .from = q->dtype == KERNEL_FLOAT32 ? (const void *)q->value : q->bfloat16,
+        .from_stride = (int64_t)(q->columns * kernel_dtype_bytes(q->dtype)),
+        .to = q->to,
+        .scales = q->scales,
+        .rows = q->rows,
+        .columns = q->columns,
+        .block_rows = q->block_rows,
+        .block_columns = q->block_columns,
+        .from_dtype = q->dtype};
+}
+
+START_TEST(each_block_has_its_scale_and_each_element_is_the_nearest_float8)
+{
+    static struct quantised q;
+    static const uint64_t shapes[][4] = {{40, 30, 8, 8}, {40, 33, 7, 10}, {1, 300, 1, 16},
+                                         {5, 9, 1, 9},   {9, 5, 9, 1},    {130, 20, 128, 128},
+                                         {12, 12, 1, 1}};
+    uint64_t seed = 5;
+    for (unsigned i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        const uint64_t *s = shapes[i / 2];
+        q.rows = s[0], q.columns = s[1], q.block_rows = s[2], q.block_columns = s[3];
+        q.dtype = i % 2 == 0 ? KERNEL_FLOAT32 : KERNEL_BFLOAT16;
+        fill_quantised(&q, &seed);
+        struct kernel_quantise k = quantise_of(&q);
+        kernel_quantise_host(&k);
+        check_quantised(&q);
+    }
+}
+END_TEST
+
+START_TEST(a_scale_of_the_whole_is_found_part_by_part)
+{
+    static struct quantised q;
+    uint64_t seed = 6;
+    q.rows = 20, q.columns = 17, q.block_rows = 20, q.block_columns = 17;
+    for (int i = 0; i < 2; i++) {
+        uint32_t amax = 0;
+        q.dtype = i == 0 ? KERNEL_FLOAT32 : KERNEL_BFLOAT16;
+        fill_quantised(&q, &seed);
+        struct kernel_quantise k = quantise_of(&q);
+        k.amax_bits = &amax;
+        k.step = KERNEL_QUANTISE_AMAX;
+        k.rows = 5;
+        for (int part = 0; part < 4; part++) {
+            kernel_quantise_host(&k);
+            k.from = (const char *)k.from + 5 * q.columns * kernel_dtype_bytes(q.dtype);
+        }
+        k = quantise_of(&q);
+        k.amax_bits = &amax;
+        k.step = KERNEL_QUANTISE_BY_AMAX;
+        kernel_quantise_host(&k);
+        check_quantised(&q);
+    }
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(every_bfloat16_becomes_the_nearest_float8)                                                   \
     X(float32_becomes_the_nearest_bfloat16)                                                        \
     X(float32_becomes_the_nearest_float16)                                                         \
     X(float16_is_what_the_compiler_converts_to)                                                    \
     X(published_float32_values_round_as_published)                                                 \
-    X(a_casts_fingerprint_is_that_of_the_written_elements)
+    X(a_casts_fingerprint_is_that_of_the_written_elements)                                         \
+    X(each_block_has_its_scale_and_each_element_is_the_nearest_float8)                             \
+    X(a_scale_of_the_whole_is_found_part_by_part)
 #include "test/lib/main.h"
