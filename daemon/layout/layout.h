@@ -59,6 +59,8 @@ struct tensor {
      * no. */
     char *derived_from;
     uint32_t derived_block[2];
+    /* Index + 1 of the tensor that is derived from this one: its scales. 0: none (layout_check) */
+    uint32_t scaled_by;
 };
 
 struct instance {
@@ -93,6 +95,10 @@ int layout_check(struct layout *l, struct err *e);
  * first few offending names and how many there are: missing, unexpected (in the source only, which
  * is no fault), shape, dtype. */
 int layout_check_pair(const struct layout *source, const struct layout *destination, struct err *e);
+
+/* True where what the source has can become what the destination declares: equal dtypes, or a cast
+ * that is declared and known. With block scales: bfloat16 or float32 to float8_e4m3fn. */
+bool layout_dtypes_agree(const struct tensor *source, const struct tensor *destination);
 
 /* For decoders: the tensor dim that Shard(d) means, negative d counted from the end. RS_EINVAL where the
  * tensor has no such dim. */

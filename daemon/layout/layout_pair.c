@@ -70,14 +70,25 @@ static bool shapes_equal(const struct tensor *a, const struct tensor *b)
     return a->n_dims == b->n_dims && memcmp(a->shape, b->shape, a->n_dims * sizeof *a->shape) == 0;
 }
 
+bool layout_dtypes_agree(const struct tensor *s, const struct tensor *d)
+{
+    if (d->scaled_by != 0)
+        return s->dtype == DTYPE_BFLOAT16 || s->dtype == DTYPE_FLOAT32;
+    return s->dtype == d->dtype || (d->cast && dtype_can_cast(s->dtype, d->dtype));
+}
+
 static void check_dtype(struct pair *p, const struct tensor *s, const struct tensor *d)
 {
-    if (s->dtype == d->dtype)
+    if (layout_dtypes_agree(s, d))
         return;
-    if (!d->cast)
+    if (d->scaled_by != 0)
+        fault_add(&p->dtype,
+                  "'%s' is %s at the source: block scales can be derived from bfloat16 and float32",
+                  d->name, dtype_name(s->dtype));
+    else if (!d->cast)
         fault_add(&p->dtype, "'%s' is %s at the source and %s here (declare \"cast\": true?)",
                   d->name, dtype_name(s->dtype), dtype_name(d->dtype));
-    else if (!dtype_can_cast(s->dtype, d->dtype))
+    else
         fault_add(&p->dtype, "'%s': no cast from %s to %s is known", d->name, dtype_name(s->dtype),
                   dtype_name(d->dtype));
 }

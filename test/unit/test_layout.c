@@ -2,6 +2,7 @@
 #include <check.h>
 
 #include "base/mem.h"
+#include "layout/scale.h"
 #include "test/lib/layouts.h"
 
 /* The box of rank r of the only tensor, as text; empty pieces included. */
@@ -317,7 +318,8 @@ END_TEST
 #define WEIGHT_AND_SCALE(weight, scale, n, ranks)                                                  \
     "{'name': 'l', 'ranks': " n ", 'meshes': [{'name': 'm', 'shape': [" n "], 'ranks': [" ranks    \
     "]}], 'tensors': [{'name': 'w', 'shape': [" weight                                             \
-    "], 'dtype': 'float8_e4m3fn', 'mesh': 'm', 'placements': ['Shard(0)']}, {'name': 'w.scale', "  \
+    "], 'dtype': 'float8_e4m3fn', 'cast': true, 'mesh': 'm', 'placements': ['Shard(0)']}, "        \
+    "{'name': 'w.scale', "                                                                         \
     "'shape': [" scale "], 'dtype': 'float32', 'mesh': 'm', 'placements': ['Shard(0)'], "          \
     "'derived': {'from': 'w', 'rule': 'block_scale', 'block': [128, 128]}}]}"
 
@@ -333,6 +335,111 @@ START_TEST(a30_scale_tile_over_two_shards_is_refused_with_the_edge)
                      RS_EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "tensor 'w.scale'"));
     ck_assert_ptr_nonnull(strstr(e.text, "shard edge 100 of its dim 0 lies inside a block"));
+}
+END_TEST
+
+#define SCALED(weight, scale, n, ranks, block, more, scale_more)                                   \
+    "{'name': 'l', 'ranks': " n ", 'meshes': [{'name': 'm', 'shape': [" n "], 'ranks': [" ranks    \
+    "]}], 'tensors': [{'name': 'w', 'shape': [" weight "], " more "}, {'name': 'w.scale', "        \
+    "'shape': [" scale "], 'derived': {'from': 'w', 'rule': 'block_scale', 'block': [" block       \
+    "]}, " scale_more "}]}"
+#define FP8       "'dtype': 'float8_e4m3fn', 'cast': true, "
+#define FP32      "'dtype': 'float32', "
+#define REPLICATE "'mesh': 'm', 'placements': ['Replicate']"
+#define ROWS      "'mesh': 'm', 'placements': ['Shard(0)']"
+#define COLUMNS   "'mesh': 'm', 'placements': ['Shard(1)']"
+
+START_TEST(scales_may_lie_anywhere_where_each_rank_has_those_of_its_blocks)
+{
+    static const char *const good[] = {
+        SCALED("200, 300", "2, 3", "2", "0, 1", "128, 128", FP8 ROWS, FP32 REPLICATE),
+        SCALED("256, 300", "2, 3", "2", "0, 1", "128, 128", FP8 ROWS, FP32 ROWS),
+        SCALED("200, 300", "1, 1", "2", "0, 1", "200, 300", FP8 ROWS, FP32 REPLICATE),
+        SCALED("200, 300", "1, 1", "2", "0, 1", "4096, 4096", FP8 ROWS, FP32 REPLICATE),
+        SCALED("200, 300", "200, 1", "2", "0, 1", "1, 300", FP8 ROWS, FP32 ROWS),
+        /* Rank 1's rows begin inside the block of which it holds the scale in a second region. */
+        SCALED("200, 64", "2, 1", "2", "0, 1", "128, 64", FP8 ROWS,
+               FP32 "'regions': [{'rank': 0, 'offset': [0, 0], 'size': [1, 1]}, {'rank': 1, "
+                    "'offset': [0, 0], 'size': [1, 1]}, {'rank': 1, 'offset': [1, 0], 'size': [1, "
+                    "1]}]")};
+    for (unsigned i = 0; i < sizeof good / sizeof *good; i++) {
+        struct layout *l = layouts_parse(good[i]);
+        ck_assert_uint_eq(l->tensors[0].scaled_by, 2);
+        ck_assert_uint_eq(l->tensors[1].scaled_by, 0);
+        layout_free(l);
+    }
+}
+END_TEST
+
+START_TEST(scales_that_a_rank_would_lack_or_that_nobody_can_make_are_refused)
+{
+    static const struct {
+        const char *json, *text;
+    } bad[] = {
+        {SCALED("200, 300", "2, 3", "2", "0, 1", "128, 128", FP8 ROWS, FP32 ROWS),
+         "shard edge 100 of its dim 0 lies inside a block of 128, and rank 1"},
+        {SCALED("256, 300", "2, 3", "2", "0, 1", "128, 128", FP8 ROWS, FP32 COLUMNS),
+         "rank 0 holds [0:128, 0:300] of it, but not all of the scales [0:1, 0:3]"},
+        {SCALED("256, 256", "2, 2", "1", "0", "128, 128", FP8 REPLICATE,
+                "'dtype': 'bfloat16', " REPLICATE),
+         "gives float32, this is bfloat16"},
+        {SCALED("256, 256", "2, 2", "1", "0", "128, 128", "'dtype': 'float8_e4m3fn', " REPLICATE,
+                FP32 REPLICATE),
+         "no cast to float8_e4m3fn"},
+        {SCALED("256, 256", "2, 2", "1", "0", "128, 128",
+                "'dtype': 'bfloat16', 'cast': true, " REPLICATE, FP32 REPLICATE),
+         "no cast to float8_e4m3fn"},
+        {SCALED("4096, 4096", "2, 2", "1", "0", "2048, 2048", FP8 REPLICATE, FP32 REPLICATE),
+         "more than 262144 elements"},
+        {SCALED("256, 256", "2, 1", "1", "0", "128, 128", FP8 REPLICATE, FP32 REPLICATE),
+         "dim 1 has 2 blocks, the shape says 1"},
+        {"{'name': 'l', 'ranks': 1, 'meshes': [{'name': 'm', 'shape': [1], 'ranks': [0]}], "
+         "'tensors': [{'name': 'w', 'shape': [2, 2], " FP8 REPLICATE
+         "}, {'name': 'x', 'shape': [1, 1], 'derived': {'from': 'w', 'rule': 'block_scale', "
+         "'block': [2, 2]}, " FP32 REPLICATE
+         "}, {'name': 'y', 'shape': [1, 1], 'derived': {'from': 'w', 'rule': 'block_scale', "
+         "'block': [2, 2]}, " FP32 REPLICATE "}]}",
+         "tensor 'y': derived from 'w', and so is 'x'"},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct layout *l;
+        struct err e = {0};
+        ck_assert_int_eq(layouts_try(bad[i].json, &l, &e), RS_EINVAL);
+        ck_assert_msg(strstr(e.text, bad[i].text) != NULL, "'%s' lacks '%s'", e.text, bad[i].text);
+    }
+}
+END_TEST
+
+/* By counting elements one by one. */
+START_TEST(blocks_of_a_part_are_those_that_its_elements_lie_in)
+{
+    static const uint32_t block[2] = {4, 7};
+    static const uint64_t shape[2] = {14, 17};
+    uint64_t seed = 3;
+    for (int i = 0; i < 400; i++) {
+        struct box part = {.n_dims = 2}, inside, touched;
+        for (int d = 0; d < 2; d++) {
+            part.offset[d] = layouts_below(&seed, (uint32_t)shape[d]);
+            part.size[d] = 1 + layouts_below(&seed, (uint32_t)(shape[d] - part.offset[d]));
+        }
+        touched = scale_touched(block, &part);
+        bool any = scale_inside(block, shape, &part, &inside), found = false;
+        for (uint64_t a = 0; a < 4; a++)
+            for (uint64_t b = 0; b < 3; b++) {
+                uint64_t n = 0, all = 0;
+                for (uint64_t r = a * 4; r < a * 4 + 4 && r < shape[0]; r++)
+                    for (uint64_t c = b * 7; c < b * 7 + 7 && c < shape[1]; c++, all++)
+                        n += r >= part.offset[0] && r < part.offset[0] + part.size[0] &&
+                             c >= part.offset[1] && c < part.offset[1] + part.size[1];
+                struct box one = {.n_dims = 2, .offset = {a, b}, .size = {1, 1}};
+                struct box elements = scale_elements(block, shape, &one);
+                ck_assert_int_eq(box_contains(&touched, &one), n > 0);
+                ck_assert_int_eq(any && box_contains(&inside, &one), n == all);
+                ck_assert_uint_eq(box_elements(&elements), all);
+                found = found || n == all;
+            }
+        ck_assert_int_eq(any, found);
+    }
 }
 END_TEST
 
@@ -600,6 +707,9 @@ END_TEST
     X(a26_two_mesh_dims_on_both_sides)                                                             \
     X(a28_custom_uneven_columns_by_regions)                                                        \
     X(a29_replicas_of_rows_and_empty_columns)                                                      \
+    X(scales_may_lie_anywhere_where_each_rank_has_those_of_its_blocks)                             \
+    X(scales_that_a_rank_would_lack_or_that_nobody_can_make_are_refused)                           \
+    X(blocks_of_a_part_are_those_that_its_elements_lie_in)                                         \
     X(a30_scale_tile_over_two_shards_is_refused_with_the_edge)                                     \
     X(a39_replicas_are_counted_once_and_a_missing_range_is_named)                                  \
     X(every_failed_allocation_of_a_check_is_reported)                                              \

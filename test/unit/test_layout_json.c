@@ -269,7 +269,8 @@ END_TEST
 
 static const char with_all_parts[] =
     "{'name': 'l', 'ranks': 4, 'instances': [[0, 1], [2, 3]], 'meshes': [" MESH4 "], 'tensors': ["
-    "{'name': 'w', 'shape': [8, 8], 'dtype': 'float32', 'mesh': 'm', 'placements': ['Shard(0)'],"
+    "{'name': 'w', 'shape': [8, 8], 'dtype': 'float8_e4m3fn', 'mesh': 'm', 'placements': "
+    "['Shard(0)'],"
     "'cast': true}, {'name': 's', 'shape': [4, 4], 'dtype': 'float32', 'mesh': 'm', 'placements':"
     "['Shard(0)'], 'derived': {'from': 'w', 'rule': 'block_scale', 'block': [2, 2]}},"
     "{'name': 'r', 'shape': [4], 'dtype': 'int8', 'regions': [" REGION(0, 0, 2) "," REGION(
