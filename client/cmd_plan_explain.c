@@ -463,7 +463,7 @@ int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t ran
                      struct err *e)
 {
     struct story s = {.run = run};
-    int64_t index = layout_find(run->source, tensor);
+    int64_t index = plan_find_tensor(run->plan, tensor);
     uint32_t said = 0;
     if (index < 0)
         return err_set(e, RS_ENOTFOUND, "source layout '%s' has no tensor '%s'", run->source->name,

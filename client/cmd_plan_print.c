@@ -152,7 +152,7 @@ static void put_tensor(struct writer *w, uint32_t tensor)
 {
     if (w->n == 0 || w->last_tensor != tensor) {
         w->tensor.n_bytes = 0;
-        json_put_string(&w->tensor, w->run->source->tensors[tensor].name);
+        json_put_string(&w->tensor, plan_tensor_name(w->run->plan, tensor));
         w->last_tensor = tensor;
     }
     if (buf_error(&w->tensor) == 0)

@@ -26,6 +26,7 @@ enum attempt_state {
 struct copier {
     struct pump pump;
     struct attempt *attempt;
+    struct plane_work *work;
     uint32_t item, end; /* cursor */
     uint64_t at;        /* elements of that item */
     uint32_t landed;    /* items before it are complete */

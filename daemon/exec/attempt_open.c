@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "exec/attempt.h"
+#include "exec/scaled.h"
 #include "exec/skips.h"
 
 #include "base/banned.h"
@@ -102,7 +103,9 @@ static int open_place(struct attempt *a, uint32_t number, const struct wire_plac
                        (unsigned long long)w->worker, w->memory == WIRE_LIVE ? "live" : "shadow");
     worker->uses++;
     place->worker = worker;
-    return prints_check_holds(&a->program, place, number, e);
+    place->source = pp->side == PROGRAM_SOURCE;
+    int r = prints_check_holds(&a->program, place, number, e);
+    return r == 0 && place->source ? scaled_open(place, e) : r;
 }
 
 static int open_places(struct attempt *a, const struct wire_packet *packet,
@@ -515,6 +518,8 @@ void attempt_close(struct attempt *a)
         lane_close(&a->lanes[d]);
     for (uint32_t i = 0; i < a->n_pumps && a->checkers != NULL; i++)
         mem_free(a->checkers[i].queue);
+    for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
+        scaled_close(&a->places[i]);
     for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
         if (a->places[i].worker != NULL)
             worker_release(a->plane, (struct worker *)(uintptr_t)a->places[i].worker);

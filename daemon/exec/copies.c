@@ -1,5 +1,6 @@
 /* An attempt's local copies: from one place of the node to others, beside the messages. */
 #include "exec/attempt.h"
+#include "exec/scaled.h"
 
 #include "base/banned.h"
 
@@ -51,10 +52,12 @@ static int part(struct copier *c, struct batch *b, uint64_t *budget, uint64_t *b
     const struct program_cell *cell = &a->program.cells[a->program.items[c->item].cell];
     uint64_t n = program_cell_elements(&a->program, a->program.items[c->item].cell);
     uint64_t size = dtype_bytes(cell->wire);
-    uint64_t end = c->at + (*budget / size > 0 ? *budget / size : 1);
+    uint64_t end = c->at + (*budget / size > 0 ? *budget / size : 1), used;
     end = end < n ? end : n;
+    used = (end - c->at) * size;
+    if (c->at < n && place_makes(&a->places[a->program.items[c->item].from], cell->tensor) != NULL)
+        end = scaled_part(&a->program, a->program.items[c->item].cell, c->at, *budget, &used);
     int r = end > c->at ? move_part(c, b, c->item, c->at, end, bytes) : 0;
-    uint64_t used = (end - c->at) * size;
     *budget -= used < *budget ? used : *budget;
     c->at = end;
     if (end == n) {
@@ -72,7 +75,7 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
     uint32_t began = c->item;
     uint64_t began_at = c->at;
     int r = 0;
-    batch_init(&b, *p->stream);
+    batch_init(&b, *p->stream, c->work);
     t->bytes = 0;
     while (r == 0 && budget > 0 && c->item < c->end &&
            source_ready(c->attempt, &c->attempt->program.items[c->item]))
@@ -144,6 +147,7 @@ void copiers_init(struct attempt *a, uint32_t device)
         c->item = share_begin(a, pd, bytes, w, n);
         c->end = share_begin(a, pd, bytes, w + 1, n);
         c->landed = c->item;
+        c->work = &d->ways[w].copy_work;
         pump_init(&c->pump, a->plane, d, &d->ways[w].copy);
         c->pump.fill = copier_fill;
         c->pump.landed = copier_landed;

@@ -88,6 +88,8 @@ static int open_streams(struct plane_device *d, uint32_t n_ways, struct err *e)
         r = device_stream_new(d->device, "unpack", &d->unpack, e);
     for (uint32_t w = 0; w < n_ways && r == 0; w++) {
         d->ways[w].device = d->device;
+        d->ways[w].copy_work.number = 1 + 2 * w;
+        d->ways[w].check_work.number = 2 + 2 * w;
         r = device_stream_new(d->device, "copy", &d->ways[w].copy, e);
         if (r == 0)
             r = device_stream_new(d->device, "check", &d->ways[w].check, e);
@@ -101,6 +103,12 @@ static void stream_shut(struct device_stream *s)
         device_stream_free(s);
 }
 
+static void work_free(struct device *d, struct plane_work *w)
+{
+    if (w->memory != NULL)
+        device_free(d, w->memory, PLANE_WORK_BYTES);
+}
+
 static void device_shut(struct plane_device *d)
 {
     stream_shut(d->pack);
@@ -109,9 +117,12 @@ static void device_shut(struct plane_device *d)
     for (uint32_t w = 0; w < PLANE_MAX_WAYS; w++) {
         stream_shut(d->ways[w].copy);
         stream_shut(d->ways[w].check);
+        work_free(d->device, &d->ways[w].copy_work);
+        work_free(d->device, &d->ways[w].check_work);
         if (d->ways[w].bounce != NULL)
             device_free(d->device, d->ways[w].bounce, BOUNCE_BYTES);
     }
+    work_free(d->device, &d->pack_work);
     if (d->ring_bytes > 0)
         device_free(d->device, d->ring, d->ring_bytes);
     if (d->scratch_bytes > 0)

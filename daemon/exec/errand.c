@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "exec/prints.h"
 #include "exec/pump.h"
+#include "exec/scaled.h"
 
 #include "base/banned.h"
 
@@ -50,6 +51,7 @@ static void errand_free(struct errand *x)
     mem_free(x->known);
     mem_free(x->index);
     mem_free(x->cell_prints);
+    scaled_close(&x->live);
     queue_remove(&x->link);
     mem_free(x);
     if (w != NULL)
@@ -136,7 +138,7 @@ static int errand_fill(struct pump *pump, struct pump_ticket *t)
     (void)t;
     if (pass_over(x))
         return 0;
-    batch_init(&b, *pump->stream);
+    batch_init(&b, *pump->stream, &x->plane->devices[x->worker->device].ways[0].check_work);
     while (r == 0 && budget > 0 && !pass_over(x))
         r = x->pass == PASS_CELLS ? cell_part(x, &b, &budget) : piece_part(x, &b, &budget);
     if (r == 0)
@@ -203,7 +205,7 @@ static int sum_cells(struct errand *x)
     for (uint32_t i = x->first_hold; i < x->end_hold; i++) {
         const struct program_cell *c = &x->program.cells[x->program.holds[i].cell];
         const struct program_tensor *t = &x->program.tensors[c->tensor];
-        if (c->wire != t->source_dtype)
+        if (!program_unchanged(t, c->wire))
             continue;
         elements[t->index] += program_cell_elements(&x->program, x->program.holds[i].cell);
         x->sums[t->index] += x->cell_prints[i - x->first_hold];
@@ -268,9 +270,12 @@ static int open_program(struct errand *x, const struct wire_packet *packet, uint
     if (x->index == NULL || x->cell_prints == NULL || x->known == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
     x->live.index = x->index;
+    x->live.program = &x->program;
+    x->live.source = true;
     x->hold = x->first_hold;
     x->pass = PASS_CELLS;
-    return prints_check_holds(&x->program, &x->live, place, e);
+    r = prints_check_holds(&x->program, &x->live, place, e);
+    return r == 0 ? scaled_open(&x->live, e) : r;
 }
 
 static int open_publish(struct errand *x, const struct wire_packet *packet, struct err *e)

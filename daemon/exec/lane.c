@@ -72,7 +72,8 @@ static bool run_at(const struct lane *l, uint32_t place, const struct piece *x, 
     uint32_t size = dtype_bytes(c->wire);
     struct box boxes[2 * BOX_MAX_DIMS];
     uint8_t *address, *next = NULL;
-    if (place_dtype(&a->places[place], c->tensor, c->wire) != c->wire)
+    if (place_dtype(&a->places[place], c->tensor, c->wire) != c->wire ||
+        place_makes(&a->places[place], c->tensor) != NULL)
         return false;
     unsigned n = box_range(box, x->begin, x->end, boxes);
     for (unsigned i = 0; i < n; i++) {
@@ -366,7 +367,7 @@ static int pack(struct lane *l, struct lane_group *g)
     struct batch b;
     bool any = false;
     int r = 0;
-    batch_init(&b, d->pack);
+    batch_init(&b, d->pack, &d->pack_work);
     for (uint32_t i = 0; i < g->n && r == 0; i++) {
         if (!needs_pack(l, &g->messages[i]))
             continue;
@@ -594,7 +595,7 @@ static int unpack(struct lane *l, struct lane_group *g)
     struct batch b;
     bool any = false;
     int r = 0;
-    batch_init(&b, d->unpack);
+    batch_init(&b, d->unpack, NULL);
     for (uint32_t i = 0; i < g->n && r == 0; i++) {
         if (!g->messages[i].send)
             r = unpack_message(l, &b, g, &g->messages[i], &any);

@@ -1,4 +1,4 @@
-#include "exec/move.h"
+#include "exec/scaled.h"
 
 #include <string.h>
 
@@ -104,6 +104,33 @@ bool place_contiguous(const struct place *p, uint32_t tensor, const struct box *
     return true;
 }
 
+struct one_view {
+    struct box part;
+    struct kernel_view view;
+};
+
+/* The first alone is looked at. */
+static int take_view(const struct box *part, const struct kernel_view *view, void *arg)
+{
+    *(struct one_view *)arg = (struct one_view){*part, *view};
+    return 1;
+}
+
+bool place_rows(const struct place *p, uint32_t tensor, const struct box *box,
+                uint32_t element_bytes, const void **ret_first, int64_t *ret_stride)
+{
+    struct one_view v;
+    if (place_views(p, tensor, box, element_bytes, take_view, &v) != 1 || !box_equal(&v.part, box))
+        return false;
+    int64_t row = v.view.stride_bytes[0], bytes = element_bytes;
+    if ((box->size[1] > 1 && v.view.stride_bytes[1] != bytes) || row % bytes != 0 ||
+        (uintptr_t)v.view.base % element_bytes != 0)
+        return false;
+    *ret_first = v.view.base;
+    *ret_stride = row;
+    return true;
+}
+
 static int count_view(const struct box *part, const struct kernel_view *view, void *arg)
 {
     (void)view;
@@ -145,9 +172,10 @@ int place_covers(const struct place *p, uint32_t tensor, const struct box *box,
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-void batch_init(struct batch *b, struct device_stream *stream)
+void batch_init(struct batch *b, struct device_stream *stream, struct plane_work *work)
 {
     b->stream = stream;
+    b->work = work;
     b->n_copies = 0;
     b->n_prints = 0;
 }
@@ -244,6 +272,24 @@ static int push_copy(struct cut *c, const struct box *part)
     return b->n_copies == sizeof(b->copies) / sizeof(b->copies[0]) ? batch_flush(b) : 0;
 }
 
+/* A part of what lies at a compact end. */
+static struct kernel_view compact_view(const struct move *m, const struct move_end *end,
+                                       uint32_t bytes, const struct box *part)
+{
+    const struct box *box = end->box != NULL ? end->box : &m->box;
+    struct kernel_view view = {.base = end->compact};
+    row_major(&view, box->n_dims, box->size, bytes);
+    return view_shift(&view, box, part);
+}
+
+int batch_print_compact(struct batch *b, const struct move *m)
+{
+    struct kernel_view view = compact_view(m, &m->from, dtype_bytes(m->from_dtype), &m->box);
+    if (m->fingerprint == NULL || box_empty(&m->box))
+        return 0;
+    return push_print(b, &m->box, &view, m->from_dtype, m->fingerprint);
+}
+
 static int cut_level(struct cut *c, const struct box *part);
 
 static int cut_view(const struct box *part, const struct kernel_view *view, void *arg)
@@ -266,13 +312,17 @@ static int cut_level(struct cut *c, const struct box *part)
     uint32_t bytes = dtype_bytes(c->level == 0 ? m->from_dtype : m->to_dtype);
     if (end->place != NULL)
         return place_views(end->place, m->tensor, part, bytes, cut_view, c);
-    struct kernel_view view = {.base = end->compact};
-    row_major(&view, m->box.n_dims, m->box.size, bytes);
-    view = view_shift(&view, &m->box, part);
+    struct kernel_view view = compact_view(m, end, bytes, part);
     return cut_view(part, &view, c);
 }
 
 int batch_move(struct batch *b, const struct move *m)
+{
+    bool made = m->from.place != NULL && place_makes(m->from.place, m->tensor) != NULL;
+    return made ? scaled_move(b, m) : batch_gather(b, m);
+}
+
+int batch_gather(struct batch *b, const struct move *m)
 {
     struct cut c = {.batch = b, .move = m, .fingerprint = m->fingerprint};
     int r = 0;

@@ -3,6 +3,7 @@
  *   data_plane.c  the loop: control socket, mailbox, lease, dispatch
  *   worker.c      MAP, BIND, UNBIND: segments and bindings per worker
  *   move.c        boxes of places into kernel copies and fingerprints
+ *   scaled.c      cells that are made on reading a source: quantised values and scales
  *   prints.c      fingerprints of a program's cells
  *   pump.c        feeds a stream chunk by chunk, a few in flight
  *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
@@ -29,13 +30,27 @@
 
 struct attempt;
 
-enum { PLANE_MAX_DEVICES = 64, PLANE_MAX_SLOTS = 1024, PLANE_MAX_WAYS = 8, BOUNCE_BYTES = 1 << 20 };
+/* What a stream makes scaled cells in (scaled.c), from the first that it makes on. In the stream's
+ * order: nobody else reads it. */
+struct plane_work {
+    uint8_t *memory; /* PLANE_WORK_BYTES of the device; NULL: none yet */
+    uint32_t number; /* of the stream, unique on its device, below 32 */
+};
+
+enum {
+    PLANE_MAX_DEVICES = 64,
+    PLANE_MAX_SLOTS = 1024,
+    PLANE_MAX_WAYS = 8,
+    BOUNCE_BYTES = 1 << 20,
+    PLANE_WORK_BYTES = (5 << 18) + (4 << 14)
+};
 
 /* Local copies and fingerprints of a device go several ways at once where there are more cores than
  * devices. */
 struct plane_way {
     struct device *device;
     struct device_stream *copy, *check;
+    struct plane_work copy_work, check_work;
     uint8_t *bounce; /* of the check stream, BOUNCE_BYTES; NULL until it is needed */
 };
 
@@ -44,6 +59,7 @@ struct plane_way {
 struct plane_device {
     struct device *device;
     struct device_stream *pack, *net, *unpack;
+    struct plane_work pack_work;
     struct plane_way ways[PLANE_MAX_WAYS];
     uint8_t *ring, *scratch;
     size_t ring_bytes, scratch_bytes;

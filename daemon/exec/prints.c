@@ -1,5 +1,7 @@
 #include "exec/prints.h"
 
+#include "exec/scaled.h"
+
 #include "base/mem.h"
 
 #include "base/banned.h"
@@ -32,6 +34,27 @@ static int print_cast(struct batch *b, struct plane_way *way, const struct place
                                         .fingerprint = sum});
 }
 
+/* As prints_cell, of a cell that the place makes. */
+static int prints_made(struct batch *b, const struct program *p, const struct place *place,
+                       uint32_t cell, uint64_t *at, uint64_t *budget, uint64_t *sum)
+{
+    const struct program_cell *c = &p->cells[cell];
+    struct box boxes[2 * BOX_MAX_DIMS];
+    uint64_t used, end = scaled_part(p, cell, *at, *budget, &used);
+    unsigned n = box_range(&p->boxes[c->box], *at, end, boxes);
+    int r = 0;
+    for (unsigned i = 0; i < n && r == 0; i++)
+        r = batch_move(b, &(struct move){.tensor = c->tensor,
+                                         .box = boxes[i],
+                                         .from = {.place = place},
+                                         .from_dtype = place_dtype(place, c->tensor, c->wire),
+                                         .to_dtype = c->wire,
+                                         .fingerprint = sum});
+    *budget -= used < *budget ? used : *budget;
+    *at = end;
+    return r;
+}
+
 int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
                 const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
                 uint64_t *sum)
@@ -41,6 +64,8 @@ int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
     uint8_t dtype = place_dtype(place, c->tensor, c->wire);
     bool cast = dtype != c->wire;
     uint64_t n = program_cell_elements(p, cell), bytes = dtype_bytes(dtype);
+    if (place_makes(place, c->tensor) != NULL)
+        return prints_made(b, p, place, cell, at, budget, sum);
     uint64_t most = cast && *budget > BOUNCE_BYTES ? BOUNCE_BYTES : *budget;
     uint64_t end = *at + (most / bytes > 0 ? most / bytes : 1);
     struct box boxes[2 * BOX_MAX_DIMS];
@@ -106,8 +131,11 @@ int prints_check_holds(const struct program *p, const struct place *place, uint3
         int r = dtype == wanted
                     ? 0
                     : err_set(e, RS_EPRECOND, "dtype %u is bound, the plan says %u", dtype, wanted);
+        struct box box = p->boxes[c->box];
+        if (source)
+            box = program_source_box(&p->tensors[c->tensor], &box);
         if (r == 0)
-            r = place_covers(place, c->tensor, &p->boxes[c->box], dtype_bytes(dtype), !source, e);
+            r = place_covers(place, c->tensor, &box, dtype_bytes(dtype), !source, e);
         if (r < 0)
             return err_prefix(e, r, "tensor %u, place %u", p->tensors[c->tensor].index, number);
     }

@@ -37,7 +37,7 @@ static int checker_fill(struct pump *p, struct pump_ticket *t)
     int r = 0;
     if (c->next == c->n_queued)
         return 0;
-    batch_init(&b, *p->stream);
+    batch_init(&b, *p->stream, &c->way->check_work);
     while (r == 0 && budget > 0 && c->next < c->n_queued)
         r = part(c, &b, &budget);
     if (r == 0)
@@ -169,7 +169,7 @@ static int check_place(struct attempt *a, uint32_t place, uint64_t *sums, uint64
     for (uint32_t i = first; i < end; i++) {
         const struct program_cell *c = &a->program.cells[a->program.holds[i].cell];
         const struct program_tensor *t = &a->program.tensors[c->tensor];
-        if (c->wire != t->source_dtype)
+        if (!program_unchanged(t, c->wire))
             continue;
         sums[t->index] += a->hold_prints[i];
         elements[t->index] += program_cell_elements(&a->program, a->program.holds[i].cell);

@@ -68,6 +68,8 @@ void plan_free(struct plan *p)
     mem_free(p->streams.at);
     mem_free(p->casts.at);
     mem_free(p->chain.at);
+    mem_free(p->derived.at);
+    mem_free(p->derived_of.at);
     mem_free(p);
 }
 

@@ -6,7 +6,8 @@
  * thread. It keeps runs, not transfers: transfers, chunks and messages are derived while they are
  * read.
  *
- * Words: planner.h. `tensor` is always an index into the source layout's tensors. */
+ * Words: planner.h. `tensor` is always an index into the source layout's tensors; behind those stand
+ * the derived tensors of the destinations (plan_tensor_name). */
 #ifndef RS_PLAN_PLAN_H
 #define RS_PLAN_PLAN_H
 
@@ -61,6 +62,13 @@ struct plan_input {
 enum plan_tier { TIER_DEVICE, TIER_DOMAIN, TIER_NETWORK };
 enum plan_side { SIDE_SOURCE, SIDE_DESTINATION, SIDE_STAGING };
 
+/* What the elements of a cell are. */
+enum plan_value {
+    PLAN_SOURCE,    /* the source's, cast where the wire dtype is another */
+    PLAN_QUANTISED, /* the source's, each divided by its block's scale and cast to float8 */
+    PLAN_SCALES     /* those scales, one per block: a derived tensor */
+};
+
 /* One end of a transfer. layout and rank have no meaning at SIDE_STAGING. */
 struct plan_end {
     uint32_t device;
@@ -74,6 +82,8 @@ struct plan_transfer {
     uint64_t id;   /* 0 … n_transfers-1 in the order of the stream */
     uint64_t cell; /* global number of the cell; transfers of one cell share it */
     uint32_t tensor;
+    enum plan_value value;
+    uint32_t block[2]; /* unless PLAN_SOURCE */
     enum dtype wire;
     struct box box;
     uint64_t bytes; /* in the wire dtype */
@@ -118,6 +128,15 @@ void plan_free(struct plan *p); /* NULL is fine */
 const struct plan_totals *plan_totals(const struct plan *p);
 /* The options that it was made with (rules are the plan's own copy). */
 const struct plan_options *plan_options(const struct plan *p);
+
+/* Derived tensors included: they are numbered behind the source layout's. */
+uint32_t plan_n_tensors(const struct plan *p);
+const char *plan_tensor_name(const struct plan *p, uint32_t tensor);
+/* The source layout's tensor that it is made from: itself, or what a derived one is derived from. */
+uint32_t plan_tensor_origin(const struct plan *p, uint32_t tensor);
+/* The number of a name; derived tensors that are made in two ways have two, the first is given.
+ * -1: none. */
+int64_t plan_find_tensor(const struct plan *p, const char *name);
 
 /* Calls fn for each transfer in canonical order; a non-zero return stops and is returned. The
  * transfer (and its `after`) is valid during the call. RS_ENOMEM is possible. `tensor` >= 0

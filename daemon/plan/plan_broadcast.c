@@ -209,7 +209,7 @@ static uint64_t cast_cut(const struct plan *p, const struct cast_leg *l, uint64_
         }
         struct box b;
         plan_cell_box(p, l->shape, cell, &b);
-        uint64_t unit = bytes <= p->cut_bytes ? bytes : plan_cut_unit(p, &b, l->shape->wire_bytes);
+        uint64_t unit = bytes <= p->cut_bytes ? bytes : plan_cut_unit(p, l->shape, &b);
         return begin + (nominal - begin) / unit * unit;
     }
     return l->bytes;
@@ -621,6 +621,8 @@ int plan_broadcast_transfers(const struct plan *p, uint32_t unit,
     m.chain = chain_of(p, m.cast->gather);
     m.t = (struct plan_transfer){.id = u->first_transfer,
                                  .tensor = u->tensor,
+                                 .value = (enum plan_value)s->value,
+                                 .block = {s->block[0], s->block[1]},
                                  .wire = (enum dtype)s->wire,
                                  .strategy = PLAN_GATHER_BROADCAST};
     int r = 0;

@@ -68,7 +68,9 @@ static struct cut cell_cut(const struct plan *p, const struct plan_shape *s, con
         n = size;
     uint64_t step = (size - 1) / n + 1;
     uint64_t align = 1;
-    if (step >= 2 * PIECE_ROWS)
+    if (s->value == PLAN_QUANTISED && s->block[c.dim] <= step / 2)
+        align = s->block[c.dim]; /* whole blocks: else the sender reads those at the cut twice */
+    else if (step >= 2 * PIECE_ROWS)
         align = PIECE_ROWS;
     else if (c.dim + 1 == b->n_dims && step * s->wire_bytes >= 2 * PIECE_BYTES)
         align = PIECE_BYTES / s->wire_bytes;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout/scale.h"
 #include "plan/plan_private.h"
 
 #include "base/banned.h"
@@ -26,7 +27,11 @@ struct checker {
     const struct plan_input *input;
     struct err *e;
     uint32_t tensor;
-    struct shards *sides;                  /* the source, then the destinations */
+    const char *name;
+    const struct tensor *origin; /* the source's */
+    const uint32_t *derived;     /* block of the derived tensor at hand; NULL: it is none */
+    uint64_t n_derived;          /* destinations' tensors that were looked at as derived ones */
+    struct shards *sides;        /* the source, then the destinations */
     uint32_t *domain_first, *domain_ranks; /* source ranks by domain */
     VEC(struct plan_transfer) v;           /* of the tensor */
     VEC(uint64_t) after;                   /* one per transfer; UINT64_MAX: none */
@@ -37,9 +42,8 @@ struct checker {
 static int fault(struct checker *c, const struct plan_transfer *t, const char *what)
 {
     char text[256];
-    const struct tensor *tensor = &c->input->source->tensors[c->tensor];
     return err_set(c->e, RS_EINTERNAL, "plan: tensor '%s' %s, transfer %llu to rank %u: %s",
-                   tensor->name, box_text(&t->box, text, sizeof text), (unsigned long long)t->id,
+                   c->name, box_text(&t->box, text, sizeof text), (unsigned long long)t->id,
                    t->to.rank, what);
 }
 
@@ -75,11 +79,28 @@ static bool rank_absent(const struct checker *c, uint32_t side, uint32_t rank)
     return device[rank] == TOPOLOGY_ABSENT;
 }
 
+/* Its index on a side: on the source's of what it is made from. -1: it is not there. */
+static int64_t find_on(const struct checker *c, uint32_t side)
+{
+    const struct layout *l = side_layout(c, side);
+    if (side == 0)
+        return c->origin - l->tensors;
+    int64_t index = layout_find(l, c->name);
+    if (index < 0)
+        return -1;
+    const struct tensor *t = &l->tensors[index];
+    if (c->derived == NULL || t->derived_from == NULL)
+        return c->derived == NULL && t->derived_from == NULL ? index : -1;
+    bool same = strcmp(t->derived_from, c->origin->name) == 0 &&
+                memcmp(t->derived_block, c->derived, sizeof t->derived_block) == 0;
+    return same ? index : -1;
+}
+
 static int load_side(struct checker *c, uint32_t side)
 {
     const struct layout *l = side_layout(c, side);
     struct shards *s = &c->sides[side];
-    int64_t index = layout_find(l, c->input->source->tensors[c->tensor].name);
+    int64_t index = find_on(c, side);
     s->there = index >= 0;
     s->boxes.n = 0;
     for (uint32_t r = 0; r < l->n_ranks; r++) {
@@ -111,13 +132,23 @@ static bool rank_holds(const struct checker *c, uint32_t side, uint32_t rank, co
     return false;
 }
 
+/* What must be read of a source for the box: for scaled values whole blocks. */
+static struct box box_read(const struct checker *c, const struct plan_transfer *t)
+{
+    if (t->value == PLAN_SOURCE)
+        return t->box;
+    struct box scales = t->value == PLAN_SCALES ? t->box : scale_touched(t->block, &t->box);
+    return scale_elements(t->block, c->origin->shape, &scales);
+}
+
 static int check_source_end(struct checker *c, const struct plan_transfer *t)
 {
     const struct plan_input *in = c->input;
     if (t->from.rank >= in->source->n_ranks ||
         in->source_device[t->from.rank] != (int32_t)t->from.device)
         return fault(c, t, "its source rank is not on its device");
-    if (!rank_holds(c, 0, t->from.rank, &t->box))
+    struct box read = box_read(c, t);
+    if (!rank_holds(c, 0, t->from.rank, &read))
         return fault(c, t, "its source rank does not hold it");
     return t->n_after == 0 ? 0 : fault(c, t, "a source holder waits for nothing");
 }
@@ -235,12 +266,23 @@ static uint64_t shard_elements(const struct checker *c, uint32_t side, uint32_t 
     return sum;
 }
 
+static bool made_so(const struct layout *l, const struct tensor *t, const struct plan_transfer *x)
+{
+    const struct tensor *d = t->derived_from != NULL ? t
+                             : t->scaled_by != 0     ? &l->tensors[t->scaled_by - 1]
+                                                     : NULL;
+    if (d == NULL)
+        return x->value == PLAN_SOURCE;
+    return x->value == (d == t ? PLAN_SCALES : PLAN_QUANTISED) &&
+           memcmp(x->block, d->derived_block, sizeof x->block) == 0;
+}
+
 /* The transfers k[0 … n) to one rank tile its shards. */
 static int check_rank(struct checker *c, struct keyed *k, uint32_t n)
 {
     const struct plan_transfer *t = &c->v.at[k[0].index];
     const struct layout *l = c->input->destinations[t->to.layout];
-    int64_t index = layout_find(l, c->input->source->tensors[c->tensor].name);
+    int64_t index = find_on(c, t->to.layout + 1);
     uint64_t sum = 0;
     if (index < 0)
         return fault(c, t, "its destination layout has no such tensor");
@@ -248,6 +290,8 @@ static int check_rank(struct checker *c, struct keyed *k, uint32_t n)
         const struct plan_transfer *x = &c->v.at[k[i].index];
         if (x->wire != l->tensors[index].dtype)
             return fault(c, x, "its wire dtype is not its destination's");
+        if (!made_so(l, &l->tensors[index], x))
+            return fault(c, x, "it is not made as its destination declares");
         if (!rank_holds(c, t->to.layout + 1, t->to.rank, &x->box))
             return fault(c, x, "its destination rank has no such part");
         sum += box_elements(&x->box);
@@ -284,7 +328,7 @@ static int check_ranks(struct checker *c, struct keyed *k)
     }
     if (r == 0 && ranks != takers_in_layouts(c))
         return err_set(c->e, RS_EINTERNAL, "plan: tensor '%s': %llu of %llu ranks get their part",
-                       c->input->source->tensors[c->tensor].name, (unsigned long long)ranks,
+                       c->name, (unsigned long long)ranks,
                        (unsigned long long)takers_in_layouts(c));
     return r;
 }
@@ -313,19 +357,26 @@ static int check_domains(struct checker *c, struct keyed *k)
         const struct plan_transfer *t = &c->v.at[k[i].index];
         if (i > 0 && k[i].a == k[i - 1].a && k[i].b == k[i - 1].b)
             return fault(c, t, "its domain takes the cell in twice");
-        if (domain_holds(c, (uint32_t)k[i].b, &t->box))
+        struct box read = box_read(c, t);
+        if (domain_holds(c, (uint32_t)k[i].b, &read))
             return fault(c, t, "its domain holds the cell already");
     }
     return 0;
 }
 
-/* Transfers of a cell have its box; boxes of different cells of one wire dtype have nothing in
+/* Equal for cells that are made alike. */
+static uint64_t making_key(const struct plan_transfer *t)
+{
+    return t->value == PLAN_SOURCE ? (uint64_t)t->wire : (uint64_t)t->block[0] << 32 | t->block[1];
+}
+
+/* Transfers of a cell have its box; boxes of different cells that are made alike have nothing in
  * common. */
 static int check_cells(struct checker *c, struct keyed *k)
 {
     uint32_t n = 0, kept = 0;
     for (uint32_t i = 0; i < c->v.n; i++)
-        k[n++] = (struct keyed){(uint64_t)c->v.at[i].wire, c->v.at[i].cell, i};
+        k[n++] = (struct keyed){making_key(&c->v.at[i]), c->v.at[i].cell, i};
     qsort(k, n, sizeof *k, keyed_compare);
     for (uint32_t i = 0; i < n; i++) {
         const struct plan_transfer *t = &c->v.at[k[i].index];
@@ -348,11 +399,19 @@ static int check_cells(struct checker *c, struct keyed *k)
 
 static int check_tensor(struct checker *c, uint32_t tensor)
 {
+    uint32_t n = c->input->source->n_tensors;
+    const struct plan_derived *d = tensor < n ? NULL : &c->p->derived.at[tensor - n];
     c->tensor = tensor;
+    c->name = plan_tensor_name(c->p, tensor);
+    c->origin = &c->input->source->tensors[plan_tensor_origin(c->p, tensor)];
+    c->derived =
+        d == NULL ? NULL : c->input->destinations[d->layout]->tensors[d->tensor].derived_block;
     c->v.n = 0;
     int r = 0;
     for (uint32_t side = 0; side <= c->input->n_destinations && r == 0; side++)
         r = load_side(c, side);
+    for (uint32_t side = 1; side <= c->input->n_destinations && c->derived != NULL; side++)
+        c->n_derived += c->sides[side].there;
     if (r == 0)
         r = plan_transfers(c->p, tensor, collect, c);
     if (r == RS_ENOMEM)
@@ -426,6 +485,20 @@ static int check_ratio(struct checker *c)
     return 0;
 }
 
+/* Each derived tensor of each destination was looked at, once. */
+static int check_derived_count(struct checker *c)
+{
+    uint64_t n = 0;
+    for (uint32_t l = 0; l < c->input->n_destinations; l++)
+        for (uint32_t t = 0; t < c->input->destinations[l]->n_tensors; t++)
+            n += c->input->destinations[l]->tensors[t].derived_from != NULL;
+    return n == c->n_derived
+               ? 0
+               : err_set(c->e, RS_EINTERNAL,
+                         "plan: it makes %llu derived tensors, destinations have %llu",
+                         (unsigned long long)c->n_derived, (unsigned long long)n);
+}
+
 /* --- set-up ----------------------------------------------------------------------------------- */
 
 static int list_domains(struct checker *c)
@@ -488,8 +561,10 @@ int plan_check(const struct plan *p, const struct plan_input *input, bool full, 
     if (r == 0)
         r = check_ratio(&c);
     if (full)
-        for (uint32_t t = 0; t < input->source->n_tensors && r == 0; t++)
+        for (uint32_t t = 0; t < plan_n_tensors(p) && r == 0; t++)
             r = check_tensor(&c, t);
+    if (r == 0 && full)
+        r = check_derived_count(&c);
     for (uint32_t i = 0; !full && i < p->classes.n && r == 0; i++)
         r = check_tensor(&c, p->units.at[p->members.at[p->classes.at[i].first_member]].tensor);
     if (r == 0 && full)

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout/scale.h"
 #include "plan/plan_spec.h"
 
 #include "base/banned.h"
@@ -16,6 +17,13 @@
 struct table {
     uint32_t *slot; /* index + 1 */
     uint32_t size, n;
+};
+
+/* What a unit's elements are, and how the source's are cut for it. */
+struct making {
+    enum plan_value value;
+    uint32_t block[2];
+    const uint64_t *shape; /* of the unit */
 };
 
 struct builder {
@@ -30,9 +38,11 @@ struct builder {
     VEC(uint32_t) scratch;       /* structure under construction */
     VEC(uint64_t) side_cuts;
     VEC(struct overlay_box) overlay;
-    uint64_t *key;            /* raw key under construction */
-    uint32_t *cursor;         /* per destination: next tensor */
-    const struct tensor **at; /* per side: this unit's tensor, NULL where it has none */
+    uint64_t *key;    /* raw key under construction */
+    uint32_t *cursor; /* per destination: next tensor */
+    /* per side: this unit's tensor, NULL where it has none; of the source the one that it is made from */
+    const struct tensor **at;
+    struct making making; /* of this unit */
     uint64_t total_bytes;
 };
 
@@ -88,6 +98,38 @@ struct walk {
     uint32_t leaf;
 };
 
+static bool scaled(const struct builder *b)
+{
+    return b->making.value != PLAN_SOURCE;
+}
+
+static int straddle(struct builder *b, uint8_t dim, uint64_t edge)
+{
+    const uint32_t *block = b->making.block;
+    return err_set(
+        b->e, RS_EPRECOND,
+        "source shard edge %llu of its dim %u lies inside a block of %u x %u, so no source "
+        "rank holds the whole block to scale it; shard the source at multiples of %u, or "
+        "declare a block that its shards hold",
+        (unsigned long long)edge, dim, block[0], block[1], block[dim]);
+}
+
+/* The source's cuts of one dim: between blocks only; for scales they are counted in blocks. */
+static int source_cuts(struct builder *b, const struct spec *s, uint8_t dim, uint64_t *ret_cuts)
+{
+    uint64_t length = b->at[0]->shape[dim];
+    spec_cuts(s, dim, length, ret_cuts);
+    if (!scaled(b))
+        return 0;
+    for (uint32_t i = 0; i <= s->leaves[dim]; i++) {
+        if (ret_cuts[i] % b->making.block[dim] != 0 && ret_cuts[i] != length)
+            return straddle(b, dim, ret_cuts[i]);
+        if (b->making.value == PLAN_SCALES)
+            ret_cuts[i] = scale_count(b->making.block[dim], ret_cuts[i]);
+    }
+    return 0;
+}
+
 /* Merges the sides' cuts of one dim: appends, per non-empty interval, each side's leaf to scratch
  * and the interval's begin to the plan's cuts; returns the number of intervals through *ret. */
 static int merge_dim(struct builder *b, uint8_t dim, uint64_t length, const uint32_t *spec,
@@ -106,7 +148,13 @@ static int merge_dim(struct builder *b, uint8_t dim, uint64_t length, const uint
     uint64_t *at = b->side_cuts.at + n_sides; /* the first n_sides words are the walks' positions */
     uint64_t *leaf = b->side_cuts.at;
     for (uint32_t i = 0; i < n_sides; i++) {
-        spec_cuts(&b->specs.v.at[spec[i]], dim, length, at);
+        int r = 0;
+        if (i == 0)
+            r = source_cuts(b, &b->specs.v.at[spec[i]], dim, at);
+        else
+            spec_cuts(&b->specs.v.at[spec[i]], dim, length, at);
+        if (r != 0)
+            return r;
         at += b->specs.v.at[spec[i]].leaves[dim] + 1;
         leaf[i] = 0;
     }
@@ -283,9 +331,23 @@ static int mesh_shape(struct builder *b, struct plan_shape *s, enum plan_strateg
 
 /* --- tensors by regions ----------------------------------------------------------------------- */
 
-static int add_overlay(struct builder *b, const struct box *box, uint32_t set, bool source)
+/* The part of a source box that can be scaled: whole blocks. False: nothing of it. */
+static bool source_box(const struct builder *b, struct box *box)
 {
-    if (box_empty(box))
+    struct box scales;
+    if (!scaled(b))
+        return true;
+    if (!scale_inside(b->making.block, b->at[0]->shape, box, &scales))
+        return false;
+    *box = b->making.value == PLAN_SCALES
+               ? scales
+               : scale_elements(b->making.block, b->at[0]->shape, &scales);
+    return true;
+}
+
+static int add_overlay(struct builder *b, struct box *box, uint32_t set, bool source)
+{
+    if (box_empty(box) || (source && !source_box(b, box)))
         return 0;
     if (vec_reserve(&b->overlay, b->overlay.n + 1) != 0)
         return no_memory(b);
@@ -308,7 +370,8 @@ static int overlay_regions(struct builder *b, uint32_t side, const struct tensor
             return no_memory(b);
         p->sets.at[p->sets.n++] = (struct set){(uint32_t)p->ends.n, 1};
         p->ends.at[p->ends.n++] = side_end(p, &b->specs, side, device, t->regions[i].rank);
-        r = add_overlay(b, &t->regions[i].box, (uint32_t)p->sets.n - 1, side == 0);
+        struct box box = t->regions[i].box;
+        r = add_overlay(b, &box, (uint32_t)p->sets.n - 1, side == 0);
     }
     return r;
 }
@@ -359,6 +422,13 @@ static int overlay_shape(struct builder *b, struct plan_shape *s, enum plan_stra
         r = new_class(b, s->n_dims, strategy, &s->class);
     if (r == 0)
         r = plan_overlay(b->p, s->class, b->overlay.at, (uint32_t)b->overlay.n, b->e);
+    if (r == RS_EPRECOND && scaled(b) && b->e != NULL) {
+        struct err cause = *b->e;
+        r = err_set(b->e, r,
+                    "%s; each of its blocks of %u x %u must lie in one source region: move the "
+                    "regions' edges to multiples of that, or declare a block that they hold",
+                    cause.text, b->making.block[0], b->making.block[1]);
+    }
     return r;
 }
 
@@ -394,9 +464,14 @@ static int new_shape(struct builder *b, size_t n_key, enum dtype wire, enum plan
                            .n_dims = t->n_dims,
                            .source_dtype = (uint8_t)t->dtype,
                            .wire = (uint8_t)wire,
-                           .wire_bytes = (uint8_t)dtype_bytes(wire)};
+                           .wire_bytes = (uint8_t)dtype_bytes(wire),
+                           .value = (uint8_t)b->making.value};
     bool regions = false;
-    memcpy(s.size, t->shape, sizeof s.size);
+    memcpy(s.size, b->making.shape, t->n_dims * sizeof *s.size);
+    if (scaled(b)) {
+        memcpy(s.block, b->making.block, sizeof s.block);
+        memcpy(s.origin, t->shape, sizeof s.origin);
+    }
     for (uint32_t i = 0; i < b->specs.n_sides; i++)
         regions = regions || (b->at[i] != NULL && b->at[i]->mesh < 0);
     int r = regions ? overlay_shape(b, &s, strategy) : mesh_shape(b, &s, strategy);
@@ -418,9 +493,10 @@ static int add_unit(struct builder *b, uint32_t tensor, enum dtype wire,
     const struct tensor *t = b->at[0];
     size_t n = 0;
     b->key[n++] = (uint64_t)t->n_dims | (uint64_t)t->dtype << 8 | (uint64_t)wire << 16 |
-                  (uint64_t)strategy << 24;
+                  (uint64_t)strategy << 24 | (uint64_t)b->making.value << 32;
     for (uint8_t d = 0; d < t->n_dims; d++)
         b->key[n++] = t->shape[d];
+    b->key[n++] = scaled(b) ? (uint64_t)b->making.block[0] << 32 | b->making.block[1] : 0;
     for (uint32_t i = 0; i < b->specs.n_sides; i++)
         n += put_side_key(b, i, b->key + n);
     if (table_grow(&b->shapes, shape_hash, b) != 0 || vec_reserve(&p->units, p->units.n + 1) != 0)
@@ -468,15 +544,14 @@ static bool tensors_agree(const struct tensor *s, const struct tensor *d)
 {
     return s->n_dims == d->n_dims &&
            memcmp(s->shape, d->shape, s->n_dims * sizeof s->shape[0]) == 0 &&
-           (s->dtype == d->dtype || (d->cast && dtype_can_cast(s->dtype, d->dtype)));
+           layout_dtypes_agree(s, d);
 }
 
-static int refuse_derived(struct builder *b, const struct tensor *d)
+/* Derived tensors have no source tensor of their name: add_derived. */
+static void skip_derived(const struct layout *l, uint32_t *tensor)
 {
-    return err_set(b->e, RS_EUNIMPL,
-                   "tensor '%s' is derived (block_scale); this build does not compute derived "
-                   "tensors yet",
-                   d->name);
+    while (*tensor < l->n_tensors && l->tensors[*tensor].derived_from != NULL)
+        ++*tensor;
 }
 
 /* Puts the destinations' tensors named like source tensor t in b->at; *ret_n says how many. */
@@ -486,14 +561,13 @@ static int match_tensor(struct builder *b, const struct tensor *t, uint32_t *ret
     for (uint32_t l = 0; l < b->input->n_destinations; l++) {
         const struct layout *d = b->input->destinations[l];
         b->at[l + 1] = NULL;
+        skip_derived(d, &b->cursor[l]);
         if (b->cursor[l] >= d->n_tensors)
             continue;
         const struct tensor *dt = &d->tensors[b->cursor[l]];
         int order = strcmp(dt->name, t->name);
         if (order > 0)
             continue;
-        if (dt->derived_from != NULL)
-            return refuse_derived(b, dt);
         if (order < 0 || !tensors_agree(t, dt))
             return pair_error(b, l, dt->name);
         b->cursor[l]++;
@@ -523,7 +597,58 @@ static int count_bytes(struct builder *b, const struct tensor *t, enum dtype wir
     return 0;
 }
 
-/* One unit per wire dtype among the destinations that take the tensor, in their order. */
+/* What becomes of source tensor t in a destination. */
+static struct making making_of(const struct layout *l, const struct tensor *d,
+                               const struct tensor *t)
+{
+    struct making m = {.shape = t->shape};
+    if (d->scaled_by == 0)
+        return m;
+    m.value = PLAN_QUANTISED;
+    memcpy(m.block, l->tensors[d->scaled_by - 1].derived_block, sizeof m.block);
+    return m;
+}
+
+/* True where destination side l takes the tensor as `wire` and m say. */
+static bool taken_so(const struct builder *b, uint32_t l, enum dtype wire, const struct making *m)
+{
+    const struct tensor *d = b->at[l];
+    if (d == NULL || d->dtype != wire)
+        return false;
+    struct making other = making_of(b->input->destinations[l - 1], d, b->at[0]);
+    return other.value == m->value && memcmp(other.block, m->block, sizeof other.block) == 0;
+}
+
+/* The unit of the tensors in b->at from side l on that are taken as l does; they are taken out of b->at. */
+static int add_alike(struct builder *b, uint32_t l, uint32_t tensor, enum plan_strategy strategy)
+{
+    enum dtype wire = b->at[l]->dtype;
+    struct making m = making_of(b->input->destinations[l - 1], b->at[l], b->at[0]);
+    bool all = true;
+    for (uint32_t k = l; k < b->specs.n_sides; k++)
+        all = all && (b->at[k] == NULL || taken_so(b, k, wire, &m));
+    b->making = m;
+    if (all) {
+        int r = add_unit(b, tensor, wire, strategy);
+        memset(b->at + 1, 0, (b->specs.n_sides - 1U) * sizeof *b->at);
+        return r;
+    }
+    const struct tensor **kept = mem_calloc(b->specs.n_sides, sizeof *kept);
+    if (kept == NULL)
+        return no_memory(b);
+    for (uint32_t k = l; k < b->specs.n_sides; k++)
+        if (!taken_so(b, k, wire, &m)) {
+            kept[k] = b->at[k];
+            b->at[k] = NULL;
+        }
+    int r = add_unit(b, tensor, wire, strategy);
+    for (uint32_t k = 1; k < b->specs.n_sides; k++)
+        b->at[k] = kept[k];
+    mem_free(kept);
+    return r;
+}
+
+/* One unit per wire dtype (and block) among the destinations that take the tensor, in their order. */
 static int add_tensor(struct builder *b, uint32_t tensor)
 {
     const struct tensor *t = &b->input->source->tensors[tensor];
@@ -535,36 +660,38 @@ static int add_tensor(struct builder *b, uint32_t tensor)
     enum plan_strategy strategy = strategy_of(b->p, t->name);
     b->at[0] = t;
     bool first = true;
-    for (uint32_t l = 1; l < b->specs.n_sides && n > 0 && r == 0; l++) {
+    for (uint32_t l = 1; l < b->specs.n_sides && r == 0; l++) {
         if (b->at[l] == NULL)
             continue;
-        enum dtype wire = b->at[l]->dtype;
         if (first)
-            r = count_bytes(b, t, wire);
+            r = count_bytes(b, t, b->at[l]->dtype);
         first = false;
-        if (r != 0 || !has_elements(t))
+        if (r == 0 && has_elements(t))
+            r = add_alike(b, l, tensor, strategy);
+        else
             return r;
-        uint32_t alike = 0;
-        for (uint32_t k = l; k < b->specs.n_sides; k++)
-            alike += b->at[k] != NULL && b->at[k]->dtype == wire;
-        if (alike == n) { /* the last wire dtype: nothing else is left in b->at */
-            r = add_unit(b, tensor, wire, strategy);
-            return r;
-        }
-        const struct tensor **kept = mem_calloc(b->specs.n_sides, sizeof *kept);
-        if (kept == NULL)
-            return no_memory(b);
-        for (uint32_t k = l; k < b->specs.n_sides; k++)
-            if (b->at[k] != NULL && b->at[k]->dtype != wire) {
-                kept[k] = b->at[k];
-                b->at[k] = NULL;
-            }
-        r = add_unit(b, tensor, wire, strategy);
-        for (uint32_t k = 1; k < b->specs.n_sides; k++)
-            b->at[k] = kept[k];
-        mem_free(kept);
-        n -= alike;
     }
+    return r;
+}
+
+static int add_derived(struct builder *b, uint32_t number)
+{
+    const struct plan_derived *d = &b->p->derived.at[number];
+    const struct tensor *t = &b->p->destinations[d->layout]->tensors[d->tensor];
+    uint32_t tensor = b->input->source->n_tensors + number;
+    b->at[0] = &b->input->source->tensors[d->origin];
+    for (uint32_t l = 1; l < b->specs.n_sides; l++)
+        b->at[l] = NULL;
+    for (uint32_t i = d->first; i < d->first + d->n; i++) {
+        const struct plan_derived_of *of = &b->p->derived_of.at[i];
+        b->at[of->layout + 1] = &b->p->destinations[of->layout]->tensors[of->tensor];
+    }
+    b->making = (struct making){.value = PLAN_SCALES, .shape = t->shape};
+    memcpy(b->making.block, t->derived_block, sizeof t->derived_block);
+    b->p->totals.tensors++;
+    int r = count_bytes(b, t, t->dtype);
+    if (r == 0 && has_elements(t))
+        r = add_unit(b, tensor, t->dtype, strategy_of(b->p, t->name));
     return r;
 }
 
@@ -614,10 +741,9 @@ static int check_leftovers(struct builder *b)
 {
     for (uint32_t l = 0; l < b->input->n_destinations; l++) {
         const struct layout *d = b->input->destinations[l];
-        if (b->cursor[l] >= d->n_tensors)
-            continue;
-        const struct tensor *dt = &d->tensors[b->cursor[l]];
-        return dt->derived_from != NULL ? refuse_derived(b, dt) : pair_error(b, l, dt->name);
+        skip_derived(d, &b->cursor[l]);
+        if (b->cursor[l] < d->n_tensors)
+            return pair_error(b, l, d->tensors[b->cursor[l]].name);
     }
     return 0;
 }
@@ -628,7 +754,7 @@ static int build(struct builder *b)
     int r = specs_init(&b->specs, b->input, b->e);
     if (r != 0)
         return r;
-    b->key = mem_calloc(1 + BOX_MAX_DIMS + 3 * (size_t)n_sides, sizeof *b->key);
+    b->key = mem_calloc(2 + BOX_MAX_DIMS + 3 * (size_t)n_sides, sizeof *b->key);
     b->cursor = mem_calloc(n_sides, sizeof *b->cursor);
     b->at = mem_calloc(n_sides, sizeof *b->at);
     if (b->key == NULL || b->cursor == NULL || b->at == NULL)
@@ -637,6 +763,8 @@ static int build(struct builder *b)
         r = add_tensor(b, t);
     if (r == 0)
         r = check_leftovers(b);
+    for (uint32_t i = 0; i < b->p->derived.n && r == 0; i++)
+        r = add_derived(b, i);
     return r == 0 ? place_members(b) : r;
 }
 

@@ -102,7 +102,17 @@ static void put_geometry(struct digest *d, const struct plan *p)
         put2(d, s->class, (uint32_t)s->wire << 16 | (uint32_t)s->source_dtype << 8 | s->n_dims);
         for (uint8_t k = 0; k < s->n_dims; k++)
             put(d, s->size[k]);
+        if (s->value != PLAN_SOURCE) {
+            put2(d, s->block[0], s->block[1]);
+            put(d, s->origin[0]);
+            put(d, s->origin[1]);
+            put(d, s->value);
+        }
     }
+    for (size_t i = 0; i < p->derived.n; i++)
+        put2(d, p->derived.at[i].origin, p->derived.at[i].layout);
+    for (size_t i = 0; i < p->derived_of.n; i++)
+        put2(d, p->derived_of.at[i].layout, p->derived_of.at[i].tensor);
     for (size_t i = 0; i < p->cuts.n; i++)
         put(d, p->cuts.at[i]);
     for (size_t i = 0; i < p->units.n; i++)

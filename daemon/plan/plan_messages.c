@@ -39,11 +39,15 @@ uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l)
 }
 
 /* Bytes that cuts inside the box are multiples of; `bytes` of the box for a small one. */
-uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes)
+uint64_t plan_cut_unit(const struct plan *p, const struct plan_shape *s, const struct box *b)
 {
-    uint64_t unit = element_bytes;
-    for (int d = b->n_dims - 1; d >= 0 && unit * b->size[d] <= p->cut_bytes; d--)
+    uint64_t unit = s->wire_bytes;
+    int d = b->n_dims - 1;
+    for (; d >= 0 && unit * b->size[d] <= p->cut_bytes; d--)
         unit *= b->size[d];
+    /* Whole blocks: else the sender reads those at the cut twice. */
+    if (s->value == PLAN_QUANTISED && d == 0 && s->block[0] <= p->cut_bytes / unit)
+        unit *= s->block[0];
     return unit;
 }
 
@@ -101,7 +105,7 @@ static uint64_t cut_at(const struct plan *p, const struct plan_leg *l, struct le
         return begin;
     struct box b;
     plan_piece_box(p, c->walk.shape, p->groups.at[r->group].cell, r->piece, &b);
-    uint64_t unit = plan_cut_unit(p, &b, c->walk.shape->wire_bytes);
+    uint64_t unit = plan_cut_unit(p, c->walk.shape, &b);
     return begin + (nominal - begin) / unit * unit;
 }
 

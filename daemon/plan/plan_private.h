@@ -75,7 +75,20 @@ struct plan_shape {
     uint8_t source_dtype;
     uint8_t wire;
     uint8_t wire_bytes;
+    uint8_t value;      /* enum plan_value */
+    uint32_t block[2];  /* unless PLAN_SOURCE */
+    uint64_t origin[2]; /* unless PLAN_SOURCE: the source tensor's shape */
     uint64_t size[BOX_MAX_DIMS];
+};
+
+/* A derived tensor, made in one way: destinations that agree in it share it. */
+struct plan_derived {
+    uint32_t layout, tensor; /* of the first destination that has it */
+    uint32_t origin;         /* tensor of the source layout */
+    uint32_t first, n;       /* into plan.derived_of */
+};
+struct plan_derived_of {
+    uint32_t layout, tensor;
 };
 
 struct plan_unit {
@@ -207,10 +220,14 @@ struct plan {
     VEC(struct plan_leg) legs;
     VEC(struct plan_stream) streams;
     VEC(struct plan_cast) casts;
-    VEC(uint32_t) chain; /* destination devices by (domain, device) */
+    VEC(struct plan_derived) derived;       /* by name */
+    VEC(struct plan_derived_of) derived_of; /* the destinations' tensors that they are */
+    VEC(uint32_t) chain;                    /* destination devices by (domain, device) */
     uint64_t scratch_bytes;
 };
 
+/* --- plan_derive.c: fills plan.derived. 0 or RS_ENOMEM ----------------------------------------- */
+int plan_derive(struct plan *p);
 /* --- plan_class.c: specs, classes, shapes, units, groups (bytes not yet) ---------------------- */
 int plan_classes(struct plan *p, const struct plan_input *input, struct err *e);
 /* --- plan_overlay.c: cells of a tensor that is declared by regions on some side --------------- */
@@ -358,9 +375,9 @@ void leg_message(const struct plan *p, const struct plan_leg *l, uint64_t i, str
 /* The round in which byte `at` of the leg moves; `at` is where an item begins. */
 uint32_t leg_round_of(const struct plan *p, const struct plan_leg *l, uint64_t at);
 uint32_t leg_last_round(const struct plan *p, const struct plan_leg *l);
-/* Bytes that cuts inside the box are multiples of: its longest suffix of dims of at most cut_bytes.
- */
-uint64_t plan_cut_unit(const struct plan *p, const struct box *b, uint8_t element_bytes);
+/* Bytes that cuts inside the box are multiples of: its longest suffix of dims of at most cut_bytes;
+ * of block-scaled tensors a block's rows, where those are no more. */
+uint64_t plan_cut_unit(const struct plan *p, const struct plan_shape *s, const struct box *b);
 /* The round of what moves at `time` (in bytes at network rate). Where a plan has messages of both tiers those inside
  * domains have rounds of their own, each behind the network's of the same time: else short messages would share groups
  * with long ones, and hold slots until those are through. */

@@ -136,9 +136,18 @@ static int tensor_index(struct encoder *x, uint32_t unit, uint32_t *ret)
         t->scratch_offset = UINT64_MAX;
         if (p->classes.at[s->class].strategy == PLAN_GATHER_BROADCAST && u->cast != NONE32)
             t->scratch_offset = p->casts.at[u->cast].scratch_offset;
-        t->index = u->tensor;
+        t->index = plan_tensor_origin(p, u->tensor);
         t->n_dims = s->n_dims;
         t->source_dtype = s->source_dtype;
+        t->value = s->value;
+        t->named_layout = t->named_tensor = PROGRAM_NONE;
+        memcpy(t->origin, s->origin, sizeof t->origin);
+        memcpy(t->block, s->block, sizeof t->block);
+        if (s->value == PLAN_SCALES) {
+            const struct plan_derived *d = &p->derived.at[u->tensor - p->source->n_tensors];
+            t->named_layout = d->layout;
+            t->named_tensor = d->tensor;
+        }
     }
     *ret = *slot;
     return 0;

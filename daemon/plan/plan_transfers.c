@@ -46,7 +46,10 @@ static int emit_cell(struct stream_state *s, uint32_t run, uint32_t unit)
     const struct plan_unit *u = &p->units.at[unit];
     const struct plan_shape *shape = &p->shapes.at[u->shape];
     uint32_t cell = p->groups.at[r->group].cell;
-    struct plan_transfer t = {.tensor = u->tensor, .wire = (enum dtype)shape->wire};
+    struct plan_transfer t = {.tensor = u->tensor,
+                              .value = (enum plan_value)shape->value,
+                              .block = {shape->block[0], shape->block[1]},
+                              .wire = (enum dtype)shape->wire};
     if (s->hops_run != run && plan_run_hops(p, run, &s->hops) != 0)
         return RS_ENOMEM;
     s->hops_run = run;

@@ -154,6 +154,8 @@ int plan_make(const struct plan_input *input, struct plan **ret, struct err *e)
     if (p == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
     r = start(p, input, e);
+    if (r == 0 && plan_derive(p) != 0)
+        r = err_set(e, RS_ENOMEM, "out of memory");
     if (r == 0)
         r = plan_classes(p, input, e);
     if (r == 0)

@@ -7,6 +7,7 @@
  *   tier         network: between domains; domain: inside one; device: on one device
  *   ingest rank  the one destination device through which a cell enters a domain
  *   relay        a transfer whose sender is an ingest rank of another destination domain
+ *   value        what a cell's elements are: the source's, quantised by block, or the blocks' scales
  *   staging      memory of a device that takes a cell in for others and does not need it itself
  *
  * Rules of the strategy `reshard`
@@ -26,12 +27,17 @@
  * once, on the source device that holds most of it (ties: the lowest), and broadcasts it whole to
  * every destination device in a chunked chain that enters each domain once.
  *
+ * A tensor with block scales is cast by whoever sends it from a source's memory, and so are its scales
+ * made: a block must lie wholly in one source rank's part, and who holds one part of a block holds it all. Both are
+ * cells as any others: relayed, handed on and verified as what was made.
+ *
  * The lower bound of the busiest device is the greatest of: for each domain, the bytes that it is
  * missing over its destination devices; for each set of source devices that alone holds some needed
  * cells, those cells' bytes over the devices of the set.
  *
  * Files, in reading order
  *   plan_spec.c            how one side cuts and places tensors: leaf boxes and their ranks
+ *   plan_derive.c          derived tensors of the destinations
  *   plan_class.c           tensors that are cut alike share one geometry
  *   plan_overlay.c         cells where a side has explicit regions
  *   plan_cells.c           geometry of cells, by formula from the cuts
@@ -57,8 +63,8 @@
 
 #include "plan/plan.h"
 
-/* RS_EINVAL, RS_EPRECOND (layout_check_pair; a rank with no device), RS_EUNIMPL (derived tensors),
- * RS_ENOMEM. *ret is the caller's to plan_free. CPU-bound: tens of milliseconds for 70,000 tensors
+/* RS_EINVAL, RS_EPRECOND (layout_check_pair; a rank with no device), a block over two source
+ * shards), RS_ENOMEM. *ret is the caller's to plan_free. CPU-bound: tens of milliseconds for 70,000 tensors
  * on 1024 ranks; call it off the loop thread. */
 int plan_make(const struct plan_input *input, struct plan **ret, struct err *e);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "layout/scale.h"
 #include "plan/plan.h"
 #include "plan/program_format.h"
 
@@ -68,6 +69,44 @@ static int open_frame(const void *data, size_t n_bytes, struct program *p, struc
 
 /* --- single entries --------------------------------------------------------------------------- */
 
+struct box program_source_box(const struct program_tensor *t, const struct box *box)
+{
+    if (t->value == PROGRAM_AS_SOURCE)
+        return *box;
+    struct box scales = t->value == PROGRAM_SCALES ? *box : scale_touched(t->block, box);
+    return scale_elements(t->block, t->origin, &scales);
+}
+
+/* Shapes, blocks and dtypes of what is scaled fit together. */
+static bool value_fits(const struct program_tensor *t)
+{
+    if (t->value == PROGRAM_AS_SOURCE)
+        return true;
+    if (t->value > PROGRAM_SCALES || t->n_dims != 2 ||
+        (t->source_dtype != DTYPE_BFLOAT16 && t->source_dtype != DTYPE_FLOAT32))
+        return false;
+    for (unsigned d = 0; d < 2; d++) {
+        if (t->block[d] == 0 || t->origin[d] == 0 || t->origin[d] > LIMIT_BYTES / 8)
+            return false;
+        uint64_t length =
+            t->value == PROGRAM_SCALES ? scale_count(t->block[d], t->origin[d]) : t->origin[d];
+        if (t->shape[d] != length)
+            return false;
+    }
+    return t->origin[0] <= LIMIT_BYTES / 8 / t->origin[1] && scale_known(t->block, t->origin);
+}
+
+/* The wire dtypes in which a tensor can go out. */
+static bool wire_fits(const struct program_tensor *t, enum dtype wire)
+{
+    enum dtype source = (enum dtype)t->source_dtype;
+    if (t->value == PROGRAM_QUANTISED)
+        return wire == DTYPE_FLOAT8_E4M3FN;
+    if (t->value == PROGRAM_SCALES)
+        return wire == DTYPE_FLOAT32;
+    return wire == source || dtype_can_cast(source, wire);
+}
+
 static int check_tensors(const struct program *p, struct err *e)
 {
     for (uint32_t i = 0; i < p->n_tensors; i++) {
@@ -80,6 +119,8 @@ static int check_tensors(const struct program *p, struct err *e)
                 return bad(e, "shape of tensor", i);
             left /= t->shape[d];
         }
+        if (!value_fits(t))
+            return bad(e, "block or shape of scaled tensor", i);
     }
     return 0;
 }
@@ -105,8 +146,8 @@ static int check_cells(const struct program *p, struct err *e)
             return bad(e, "tensor or box of cell", i);
         const struct program_tensor *t = &p->tensors[c->tensor];
         const struct box *b = &p->boxes[c->box];
-        enum dtype wire = (enum dtype)c->wire, source = (enum dtype)t->source_dtype;
-        if (wire != source && !dtype_can_cast(source, wire))
+        enum dtype wire = (enum dtype)c->wire;
+        if (!wire_fits(t, wire))
             return bad(e, "wire dtype of cell", i);
         if (b->n_dims != t->n_dims)
             return bad(e, "box dims of cell", i);

@@ -32,15 +32,25 @@
 
 #define PROGRAM_NONE UINT32_MAX
 
-/* One entry per tensor and wire dtype: a tensor that goes out in two dtypes is here twice. */
+/* What the elements of a tensor's cells are (enum plan_value). Whoever reads a source makes them; all
+ * other places hold them as they are. */
+enum program_value { PROGRAM_AS_SOURCE, PROGRAM_QUANTISED, PROGRAM_SCALES };
+
+/* One entry per tensor, wire dtype and block: a tensor that goes out in two dtypes is here twice. */
 struct program_tensor {
     uint64_t shape[BOX_MAX_DIMS];
     uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX:
                                 nowhere */
-    uint32_t index;          /* in the source layout */
+    uint64_t origin[2];      /* scales: shape of the tensor that they are derived from */
+    uint32_t block[2];       /* quantised, scales */
+    uint32_t index;          /* in the source layout, of what it is made from */
+    /* Scales: a destination layout, and the index in it of the tensor that they are there: their
+     * name's. Else PROGRAM_NONE */
+    uint32_t named_layout, named_tensor;
     uint8_t n_dims;
     uint8_t source_dtype; /* enum dtype */
-    uint8_t reserved[2];
+    uint8_t value;        /* enum program_value */
+    uint8_t reserved;
 };
 
 struct program_cell {
@@ -123,6 +133,15 @@ struct program {
 /* Checks every index, range, order and sum, so that running it needs no checks. RS_EPROTO says
  * what. */
 int program_open(const void *data, size_t n_bytes, struct program *ret, struct err *e);
+
+/* True where the tensor's cells in wire dtype `wire` are the source's elements, bit by bit: what a
+ * source has published of it can be compared with them. */
+static inline bool program_unchanged(const struct program_tensor *t, uint8_t wire)
+{
+    return t->value == PROGRAM_AS_SOURCE && t->source_dtype == wire;
+}
+/* What a place of a source is read at for a box of the tensor: whole blocks where it is scaled. */
+struct box program_source_box(const struct program_tensor *t, const struct box *box);
 
 /* Elements and wire bytes of a cell. */
 uint64_t program_cell_elements(const struct program *p, uint32_t cell);

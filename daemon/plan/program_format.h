@@ -5,7 +5,7 @@
 
 #include "plan/program.h"
 
-#define PROGRAM_MAGIC UINT64_C(0x31474f5250687372) /* "rshPROG1" on a little-endian machine */
+#define PROGRAM_MAGIC UINT64_C(0x32474f5250687372) /* "rshPROG2" on a little-endian machine */
 
 /* X(field of struct program, type, count field) */
 #define PROGRAM_ARRAYS(X)                                                                          \

@@ -39,7 +39,7 @@ int cells_blame(const struct plan_entry *plan, const struct cells_difference *x,
     const char *tensor = "?";
     int r = plan_transfers(plan->plan, -1, on_transfer, &w);
     if (r == 1) {
-        tensor = plan->source->layout->tensors[w.tensor].name;
+        tensor = plan_tensor_name(plan->plan, w.tensor);
         (void)box_text(&w.box, box, sizeof box);
     } else if (r != 0) {
         return err_set(e, r, "no memory to say where nodes differ");

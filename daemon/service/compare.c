@@ -188,7 +188,7 @@ static const struct program_place *place_of(const struct landed *l, uint32_t hol
 static const char *tensor_name(const struct landed *l, uint32_t hold)
 {
     const struct program_cell *cell = &l->p->cells[l->p->holds[hold].cell];
-    return l->plan->source->layout->tensors[l->p->tensors[cell->tensor].index].name;
+    return plan_entry_tensor(l->plan, cell->tensor);
 }
 
 static const char *layout_name(const struct landed *l, const struct program_place *place)
@@ -249,7 +249,7 @@ static int published_compare(const struct landed *l, uint32_t begin, uint32_t en
     memset(elements, 0, p->n_tensors * sizeof *elements);
     for (uint32_t i = begin; i < end; i++) {
         const struct program_cell *cell = &p->cells[p->holds[i].cell];
-        if (cell->wire != p->tensors[cell->tensor].source_dtype)
+        if (!program_unchanged(&p->tensors[cell->tensor], cell->wire))
             continue;
         sum[cell->tensor] += l->holds[i];
         elements[cell->tensor] += program_cell_elements(p, p->holds[i].cell);

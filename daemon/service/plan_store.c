@@ -105,20 +105,42 @@ static int program_make(struct plan_entry *entry, uint32_t node, struct err *e)
     return r;
 }
 
+const char *plan_entry_tensor(const struct plan_entry *entry, uint32_t tensor)
+{
+    const struct program_tensor *t = &entry->program.tensors[tensor];
+    if (t->value != PROGRAM_SCALES)
+        return entry->source->layout->tensors[t->index].name;
+    return entry->destinations[t->named_layout]->layout->tensors[t->named_tensor].name;
+}
+
+/* The program's tensor in a layout, made as that one declares; UINT32_MAX. */
+static uint32_t tensor_in(const struct plan_entry *entry, uint32_t layout, uint32_t tensor)
+{
+    const struct program_tensor *p = &entry->program.tensors[tensor];
+    const struct layout *l = entry->destinations[layout]->layout;
+    int64_t i = layout_find(l, plan_entry_tensor(entry, tensor));
+    if (i < 0)
+        return UINT32_MAX;
+    const struct tensor *t = &l->tensors[i];
+    const struct tensor *d = t->derived_from != NULL ? t
+                             : t->scaled_by != 0     ? &l->tensors[t->scaled_by - 1]
+                                                     : NULL;
+    uint8_t value = d == NULL ? PROGRAM_AS_SOURCE : d == t ? PROGRAM_SCALES : PROGRAM_QUANTISED;
+    bool same = value == p->value &&
+                (d == NULL || memcmp(d->derived_block, p->block, sizeof p->block) == 0);
+    return same ? (uint32_t)i : UINT32_MAX;
+}
+
 static int tensors_make(struct plan_entry *entry, struct err *e)
 {
     const struct program *p = &entry->program;
     size_t n = (size_t)entry->n_destinations * p->n_tensors;
-    const struct layout *source = entry->source->layout;
     entry->tensor_of = mem_calloc(n, sizeof *entry->tensor_of);
     if (entry->tensor_of == NULL)
         return err_set(e, RS_ENOMEM, "no memory for the program's tensors");
     for (uint32_t l = 0; l < entry->n_destinations; l++)
-        for (uint32_t t = 0; t < p->n_tensors; t++) {
-            const char *name = source->tensors[p->tensors[t].index].name;
-            int64_t i = layout_find(entry->destinations[l]->layout, name);
-            entry->tensor_of[(size_t)l * p->n_tensors + t] = i < 0 ? UINT32_MAX : (uint32_t)i;
-        }
+        for (uint32_t t = 0; t < p->n_tensors; t++)
+            entry->tensor_of[(size_t)l * p->n_tensors + t] = tensor_in(entry, l, t);
     entry->tensors_fd =
         wire_memfd("reshard-tensors", entry->tensor_of, n * sizeof *entry->tensor_of, e);
     return entry->tensors_fd < 0 ? entry->tensors_fd : 0;

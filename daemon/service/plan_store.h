@@ -36,6 +36,9 @@ struct plan_entry {
     uint64_t made_ns;    /* how long planning took */
 };
 
+/* The name of a tensor of its program. */
+const char *plan_entry_tensor(const struct plan_entry *entry, uint32_t tensor);
+
 struct plan_store {
     struct queue entries;
     uint32_t n;

@@ -74,6 +74,8 @@ struct rig_options {
     uint32_t node;                     /* whose data plane this is */
     struct wire_hello hello;           /* n_devices is filled in */
     struct plan_options plan;
+    /* The bits of an element, from its layout, tensor and linear index; NULL: rig_value */
+    uint64_t (*value)(const struct layout *l, uint32_t tensor, uint64_t linear, uint64_t version);
     bool fused;   /* random gaps and splits in the workers' memory */
     bool shadow;  /* destinations receive into shadow memory */
     bool process; /* the data plane is a forked child, not a thread */
@@ -145,8 +147,8 @@ static inline uint64_t rig_linear(const struct tensor *t, const uint64_t *index)
         (index)[d_] = (box)->offset[d_];                                                           \
     }
 
-static inline void rig_write_piece(const struct layout *l, const struct binding_piece *p,
-                                   uint8_t *memory, uint64_t version)
+static inline void rig_write_piece(const struct rig *r, const struct layout *l,
+                                   const struct binding_piece *p, uint8_t *memory, uint64_t version)
 {
     const struct tensor *t = &l->tensors[p->tensor];
     uint32_t size = dtype_bytes(t->dtype);
@@ -156,7 +158,9 @@ static inline void rig_write_piece(const struct layout *l, const struct binding_
         uint64_t at = p->offset;
         for (unsigned d = 0; d < t->n_dims; d++)
             at += (index[d] - p->box.offset[d]) * (uint64_t)p->stride_bytes[d];
-        uint64_t v = rig_value(p->tensor, rig_linear(t, index), version, (uint8_t)t->dtype);
+        uint64_t linear = rig_linear(t, index);
+        uint64_t v = r->o.value != NULL ? r->o.value(l, p->tensor, linear, version)
+                                        : rig_value(p->tensor, linear, version, (uint8_t)t->dtype);
         memcpy(memory + at, &v, size);
         RIG_NEXT_INDEX(&p->box, index)
     }
@@ -169,7 +173,7 @@ static inline void rig_write(const struct rig *r, const struct rig_worker *w, un
     const struct rig_memory *m = &w->memory[memory];
     memset(out, RIG_POISON, m->bytes);
     for (uint32_t i = 0; i < m->n_pieces; i++)
-        rig_write_piece(r->layouts[w->layout], &m->pieces[i], out, version);
+        rig_write_piece(r, r->layouts[w->layout], &m->pieces[i], out, version);
 }
 
 static inline void rig_fill_sources(struct rig *r, uint64_t version)
@@ -629,6 +633,20 @@ static inline struct rig_worker *rig_worker(struct rig *r, uint32_t layout, uint
     return NULL;
 }
 
+/* Index of a program tensor in destination layout l, where that has it so; UINT32_MAX. */
+static inline uint32_t rig_index(const struct rig *r, uint32_t l, const struct program_tensor *t)
+{
+    const struct layout *to = r->layouts[1 + l];
+    const char *name = t->value == PROGRAM_SCALES
+                           ? r->layouts[1 + t->named_layout]->tensors[t->named_tensor].name
+                           : r->layouts[0]->tensors[t->index].name;
+    int64_t found = layout_find(to, name);
+    if (found < 0)
+        return UINT32_MAX;
+    bool derived = to->tensors[found].derived_from != NULL;
+    return derived == (t->value == PROGRAM_SCALES) ? (uint32_t)found : UINT32_MAX;
+}
+
 /* Index of each program tensor in each destination layout, as the control process makes it. */
 static inline int rig_index_fd(struct rig *r)
 {
@@ -636,9 +654,7 @@ static inline int rig_index_fd(struct rig *r)
     uint32_t *index = malloc(n * r->n_layouts * sizeof(*index) + 1);
     for (uint32_t l = 0; l < r->n_layouts; l++)
         for (uint32_t t = 0; t < n; t++) {
-            const char *name = r->layouts[0]->tensors[r->program.tensors[t].index].name;
-            int64_t found = layout_find(r->layouts[1 + l], name);
-            index[l * n + t] = found < 0 ? UINT32_MAX : (uint32_t)found;
+            index[l * n + t] = rig_index(r, l, &r->program.tensors[t]);
         }
     int fd = wire_memfd("index", index, n * r->n_layouts * sizeof(*index), NULL);
     free(index);

@@ -493,21 +493,6 @@ START_TEST(options_that_make_no_sense_are_refused)
 }
 END_TEST
 
-START_TEST(derived_tensors_are_refused_by_name)
-{
-    struct zoo_case c;
-    struct plan *p = NULL;
-    struct err e = {0};
-    example(&c, DTYPE_FLOAT32, 256, 512);
-    struct tensor *t = &c.destinations[0]->tensors[0];
-    t->derived_from = mem_strdup("w");
-    ck_assert_int_eq(plan_make(&c.input, &p, &e), RS_EUNIMPL);
-    ck_assert_ptr_nonnull(strstr(e.text, "'w'"));
-    ck_assert_ptr_nonnull(strstr(e.text, "block_scale"));
-    case_close(&c);
-}
-END_TEST
-
 START_TEST(rules_pick_a_strategy_by_name)
 {
     struct zoo_case c;
@@ -543,6 +528,5 @@ END_TEST
     X(sends_are_evened_out_where_engines_share_the_trainers_devices)                               \
     X(a_rank_without_device_is_named)                                                              \
     X(options_that_make_no_sense_are_refused)                                                      \
-    X(derived_tensors_are_refused_by_name)                                                         \
     X(rules_pick_a_strategy_by_name)
 #include "test/lib/main.h"
