@@ -112,7 +112,7 @@ int cuda_synchronise(int ordinal, struct err *e)
 
 /* --- export -------------------------------------------------------------------------------------- */
 
-static int device_name(const struct driver *v, int ordinal, char *ret, struct err *e)
+static int uuid_text(const struct driver *v, int ordinal, char *ret, struct err *e)
 {
     unsigned char b[UUID_BYTES];
     int r = v->uuid(b, ordinal);
@@ -174,7 +174,7 @@ static int export_in_context(const struct driver *v, const void *pointer, uint64
     int capable = 0;
     int r = allocation_of(v, p, bytes, &x->device, e);
     if (r == 0)
-        r = device_name(v, x->ordinal, x->device.name, e);
+        r = uuid_text(v, x->ordinal, x->device.name, e);
     if (r != 0)
         return r;
     int result = v->attribute(&capable, IS_LEGACY_IPC_CAPABLE, p);

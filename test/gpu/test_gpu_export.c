@@ -1,0 +1,236 @@
+/* libreshard's export of GPU memory (client/cuda.c) and the daemon's import of it, between real processes.
+ * Runs on the stand-in in make check, on a GPU in scripts/gpu-check. */
+#include <check.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "device/device_cuda.h"
+#include "kernels/kernels_dtype.h"
+
+#include "client/cuda.c" /* needs no more than base: a GPU machine may have no gRPC to link the library */
+
+enum { ALLOCATION_BYTES = 4 << 20, OFFSET = 0x1200, SHARD_BYTES = 1 << 20 };
+
+/* What a client sends: what to import, and the descriptor where there is one. */
+static void export_send(int socket, const struct segment_export *x)
+{
+    struct iovec part = {.iov_base = (void *)(uintptr_t)x, .iov_len = sizeof *x};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {0};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    if (x->fd >= 0) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &x->fd, sizeof x->fd);
+    }
+    if (sendmsg(socket, &m, 0) != (ssize_t)sizeof *x)
+        _exit(9);
+}
+
+static struct segment_export export_receive(int socket)
+{
+    struct segment_export x = {0};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {0};
+    struct iovec part = {.iov_base = &x, .iov_len = sizeof x};
+    struct msghdr m = {.msg_iov = &part,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof control.bytes};
+    ck_assert_int_eq(recvmsg(socket, &m, MSG_WAITALL), sizeof x);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    x.fd = -1;
+    if (c != NULL)
+        memcpy(&x.fd, CMSG_DATA(c), sizeof x.fd);
+    return x;
+}
+
+static void *malloc_memory(void)
+{
+    void *p = NULL;
+    return cudaMalloc(&p, ALLOCATION_BYTES) == cudaSuccess ? p : NULL;
+}
+
+static void *vmm_memory(void)
+{
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes =
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr p = 0;
+    if (cudaSetDevice(0) != cudaSuccess ||
+        cuMemCreate(&handle, ALLOCATION_BYTES, &properties, 0) != CUDA_SUCCESS ||
+        cuMemAddressReserve(&p, ALLOCATION_BYTES, 0, 0, 0) != CUDA_SUCCESS ||
+        cuMemMap(p, ALLOCATION_BYTES, 0, handle, 0) != CUDA_SUCCESS ||
+        cuMemSetAccess(p, ALLOCATION_BYTES, &access, 1) != CUDA_SUCCESS)
+        return NULL;
+    return (void *)(uintptr_t)p;
+}
+
+static uint8_t byte_at(size_t i)
+{
+    return (uint8_t)(i * 13 + i / 251);
+}
+
+/* The trainer: its shard lies inside an allocation; written without waiting, then cuda_synchronise. */
+static void be_trainer(int socket, void *(*memory)(void))
+{
+    static uint8_t data[SHARD_BYTES], seen[SHARD_BYTES];
+    struct segment_export x;
+    struct err e = {0};
+    cudaStream_t stream;
+    char byte;
+    char *base = memory();
+    for (size_t i = 0; i < SHARD_BYTES; i++)
+        data[i] = byte_at(i);
+    if (base == NULL || cuda_export(base + OFFSET, SHARD_BYTES, &x, &e) != 0) {
+        (void)fprintf(stderr, "%s\n", e.text);
+        _exit(1);
+    }
+    if (cuda_export(base + OFFSET, ALLOCATION_BYTES - OFFSET + 1, &x, &e) != RS_EINVAL)
+        _exit(2);
+    if (cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0) != cudaSuccess ||
+        cudaMemcpyAsync(base + OFFSET, data, SHARD_BYTES, cudaMemcpyHostToDevice, stream) !=
+            cudaSuccess ||
+        cuda_synchronise(0, &e) != 0)
+        _exit(3);
+    export_send(socket, &x);
+    if (read(socket, &byte, 1) != 1)
+        _exit(4);
+    if (cudaMemcpy(seen, base + OFFSET, SHARD_BYTES, cudaMemcpyDeviceToHost) != cudaSuccess)
+        _exit(5);
+    for (size_t i = 0; i < SHARD_BYTES; i++)
+        if (seen[i] != 255 - byte_at(i))
+            _exit(6);
+    _exit(0);
+}
+
+static void post(void *arg)
+{
+    ck_assert_int_eq(write(*(int *)arg, "x", 1), 1);
+}
+
+/* Both ways, as one run; the device must be well. */
+static void move(struct device_stream *s, void *to, void *from)
+{
+    struct kernel_copy c = {.size = {SHARD_BYTES},
+                            .from = {from, {1}},
+                            .to = {{to, {1}}},
+                            .n_targets = 1,
+                            .n_dims = 1,
+                            .from_dtype = KERNEL_UINT8,
+                            .to_dtype = KERNEL_UINT8};
+    struct err e = {0};
+    int ends[2];
+    char byte;
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(device_copy(s, &c, 1), 0);
+    ck_assert_int_eq(device_call(s, post, &ends[1]), 0);
+    ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    ck_assert_msg(device_error(device_stream_device(s), &e) == 0, "%s", e.text);
+}
+
+static void hand_over(void *(*memory)(void), uint32_t kind)
+{
+    int ends[2], status = -1;
+    struct device *d = NULL;
+    struct device_stream *s = NULL;
+    struct err e = {0};
+    void *p = NULL, *host = NULL;
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    pid_t pid = fork(); /* before this process has used CUDA */
+    if (pid == 0) {
+        (void)close(ends[0]);
+        be_trainer(ends[1], memory);
+    }
+    (void)close(ends[1]);
+    struct segment_export x = export_receive(ends[0]);
+    ck_assert_uint_eq(x.kind, kind);
+    ck_assert_uint_eq(x.device.offset, OFFSET);
+    ck_assert_uint_eq(x.device.allocation_bytes, ALLOCATION_BYTES);
+    ck_assert_msg(device_open("cuda", 0, NULL, NULL, &d, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(strcasecmp(x.device.name, device_name(d)), 0);
+    struct device_import from = {.kind = kind == MEMORY_SEGMENT_CUDA_IPC ? DEVICE_IMPORT_IPC
+                                                                         : DEVICE_IMPORT_VMM,
+                                 .handle = x.device.handle,
+                                 .generation = x.device.allocation,
+                                 .fd = x.fd,
+                                 .bytes = ALLOCATION_BYTES};
+    ck_assert_msg(device_import(d, &from, &p, &e) == 0, "%s", e.text);
+    ck_assert_msg(device_stream_new(d, "test", &s, &e) == 0, "%s", e.text);
+    int fd = memfd_create("host", MFD_CLOEXEC);
+    ck_assert_int_eq(ftruncate(fd, SHARD_BYTES), 0);
+    ck_assert_msg(device_map(d, fd, SHARD_BYTES, true, &host, &e) == 0, "%s", e.text);
+    move(s, host, (char *)p + OFFSET);
+    for (size_t i = 0; i < SHARD_BYTES; i++) {
+        ck_assert_msg(((uint8_t *)host)[i] == byte_at(i), "byte %zu", i);
+        ((uint8_t *)host)[i] = (uint8_t)(255 - byte_at(i));
+    }
+    move(s, (char *)p + OFFSET, host);
+    ck_assert_int_eq(write(ends[0], "x", 1), 1);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    device_import_close(d, from.kind, p, ALLOCATION_BYTES); /* after its owner has gone */
+    ck_assert_int_eq(device_error(d, &e), 0);
+    device_unmap(d, host, SHARD_BYTES);
+    device_stream_free(s);
+    device_close(d);
+    (void)close(ends[0]);
+}
+
+START_TEST(a_part_of_an_allocation_is_handed_over_by_its_pointer)
+{
+    hand_over(malloc_memory, MEMORY_SEGMENT_CUDA_IPC);
+}
+END_TEST
+
+START_TEST(a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer)
+{
+    hand_over(vmm_memory, MEMORY_SEGMENT_CUDA_VMM);
+}
+END_TEST
+
+/* CASES.md C17 */
+START_TEST(a_pools_memory_and_host_memory_are_refused_with_their_kind)
+{
+    struct segment_export x;
+    struct err e = {0};
+    cudaStream_t stream;
+    void *p = NULL;
+    char host[64];
+    ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+    ck_assert_int_eq(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
+    ck_assert_int_eq(cudaMallocAsync(&p, 1 << 16, stream), cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    ck_assert_int_eq(cuda_export(p, 1 << 16, &x, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "can't be handed over"));
+    ck_assert_int_eq(cuda_export(host, sizeof host, &x, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "no GPU memory"));
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(a_part_of_an_allocation_is_handed_over_by_its_pointer)                                       \
+    X(a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer)                                    \
+    X(a_pools_memory_and_host_memory_are_refused_with_their_kind)
+#include "test/lib/main.h"
