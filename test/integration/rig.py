@@ -38,7 +38,8 @@ import reshard_pb2_grpc as pb_grpc  # noqa: E402
 SLOW = float(os.environ.get("RESHARD_SLOW", "1"))
 WAIT_S = 20 * SLOW
 DTYPES = {"float32": (pb.DTYPE_FLOAT32, 4), "int32": (pb.DTYPE_INT32, 4), "bfloat16": (pb.DTYPE_BFLOAT16, 2),
-          "float16": (pb.DTYPE_FLOAT16, 2), "uint8": (pb.DTYPE_UINT8, 1), "int64": (pb.DTYPE_INT64, 8)}
+          "float16": (pb.DTYPE_FLOAT16, 2), "uint8": (pb.DTYPE_UINT8, 1), "int64": (pb.DTYPE_INT64, 8),
+          "float8_e4m3fn": (pb.DTYPE_FLOAT8_E4M3FN, 1)}
 POISON = 0xA5
 
 
@@ -349,6 +350,8 @@ class Layout:
     def tensor_message(t):
         m = pb.Tensor(name=t["name"], shape=t["shape"], dtype=DTYPES[t["dtype"]][0], cast=t.get("cast", False),
                       shard_order=t.get("shard_order", []))
+        if "derived" in t:
+            m.derived.CopyFrom(pb.Derived(**t["derived"]))
         if "regions" in t:
             for r in t["regions"]:
                 m.regions.add(rank=r["rank"], box=pb.Box(offset=r["offset"], size=r["size"]))
