@@ -1283,6 +1283,12 @@ static int enable_peers(const struct device_cuda *c, struct err *e)
     return r;
 }
 
+int device_cuda_version(void)
+{
+    int version = 0;
+    return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 bool device_cuda_reaches(const struct device *d, const struct device *peer)
 {
     int can = 0, from = cuda_of(d)->ordinal, to = cuda_of(peer)->ordinal;

@@ -23,6 +23,8 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
                      struct err *e);
 /* How many GPUs; RS_EPRECOND as above. */
 int device_cuda_count(uint32_t *ret, struct err *e);
+/* Of the CUDA runtime, as 13000; 0: it does not say. */
+int device_cuda_version(void);
 /* "GPU-…" */
 const char *device_cuda_uuid(const struct device *d);
 int device_cuda_ordinal(const struct device *d);

@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/device_cuda.h"
+#include "device/device_domains.h"
 #include "exec/plane.h"
 #include "transport/transport_nccl.h"
 
@@ -215,13 +217,50 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     return 0;
 }
 
+/* READY, with what follows it. */
+struct ready {
+    struct wire_ready head;
+    struct wire_ready_device devices[PLANE_MAX_DEVICES];
+};
+
+#if defined(RS_CUDA)
+static bool reaches(void *arg, uint32_t a, uint32_t b)
+{
+    const struct plane *p = arg;
+    return device_cuda_reaches(p->devices[a].device, p->devices[b].device);
+}
+
+static void gpus_fill(struct plane *p, struct ready *ready)
+{
+    const char *uuids[PLANE_MAX_DEVICES];
+    struct device_domain domains[PLANE_MAX_DEVICES];
+    _Static_assert((int)WIRE_FABRIC_BYTES == (int)DEVICE_FABRIC_BYTES, "a name travels whole");
+    _Static_assert((int)WIRE_HOW_BYTES == (int)DEVICE_HOW_BYTES, "and how it was found");
+    if (p->nccl == NULL)
+        return;
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        uuids[i] = device_cuda_uuid(p->devices[i].device);
+    device_domains(uuids, p->n_devices, reaches, p, domains, ready->head.how);
+    ready->head.nccl_version = transport_nccl_node_version(p->nccl);
+    ready->head.cuda_version = device_cuda_version();
+    for (uint32_t i = 0; i < p->n_devices; i++) {
+        memcpy(ready->devices[i].fabric, domains[i].fabric, sizeof domains[i].fabric);
+        ready->devices[i].island = domains[i].island;
+    }
+}
+#else
+static void gpus_fill(struct plane *p, struct ready *ready)
+{
+    (void)p;
+    (void)ready;
+}
+#endif
+
 static void on_hello(struct plane *p, struct wire_packet *packet)
 {
     struct err e = {0};
-    struct {
-        struct wire_ready head;
-        char names[PLANE_MAX_DEVICES][WIRE_DEVICE_NAME_BYTES];
-    } ready = {0};
+    struct ready ready;
+    memset(&ready, 0, sizeof(ready));
     int r = hello(p, packet, &e);
     if (r < 0) {
         plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
@@ -231,10 +270,11 @@ static void on_hello(struct plane *p, struct wire_packet *packet)
         ready.head.data_port = transport_tcp_node_port(p->tcp);
     ready.head.n_devices = p->n_devices;
     for (uint32_t i = 0; i < p->n_devices; i++)
-        (void)snprintf(ready.names[i], sizeof(ready.names[i]), "%s",
+        (void)snprintf(ready.devices[i].name, sizeof(ready.devices[i].name), "%s",
                        device_name(p->devices[i].device));
+    gpus_fill(p, &ready);
     plane_answer(p, &packet->header, WIRE_READY, 0, &ready,
-                 sizeof(ready.head) + p->n_devices * sizeof(ready.names[0]), -1);
+                 sizeof(ready.head) + ready.head.n_devices * sizeof(ready.devices[0]), -1);
 }
 
 static void on_lease(struct plane *p, struct wire_packet *packet)

@@ -8,7 +8,7 @@
  * WIRE_FAILED (RS_EABORTED) or dropped.
  *
  *   control → data plane               data plane → control
- *   HELLO   devices, ring, backend     READY (data port) | FAILED
+ *   HELLO   devices, ring, backend     READY (data port, what GPUs there are) | FAILED
  *   MAP     worker, segment [+ fd]     MAPPED (code)
  *   BIND    worker, memory + 2 fds     BOUND (code)
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
@@ -51,6 +51,8 @@ enum {
     WIRE_HANDLE_BYTES = 64, /* of a CUDA IPC handle */
     WIRE_DEVICE_NAME_BYTES = 48,
     WIRE_COMM_ID_BYTES = 128,
+    WIRE_FABRIC_BYTES = 48,
+    WIRE_HOW_BYTES = 96,
     WIRE_MAX_PEERS = 4096
 };
 
@@ -130,7 +132,18 @@ struct wire_hello {
 struct wire_ready {
     uint16_t data_port; /* really bound; 0 where the transport is none that listens */
     uint16_t reserved;
-    uint32_t n_devices;
+    uint32_t n_devices;       /* that follow */
+    int32_t nccl_version;     /* as 22809; 0: none */
+    int32_t cuda_version;     /* of the runtime, as 13000; 0: none */
+    char how[WIRE_HOW_BYTES]; /* the domains were found, in words */
+};
+
+/* Follows READY, for each of its devices (device/device_domains.h). */
+struct wire_ready_device {
+    char name[WIRE_DEVICE_NAME_BYTES];
+    char fabric[WIRE_FABRIC_BYTES];
+    uint32_t island;
+    uint32_t reserved;
 };
 
 enum wire_segment_kind { WIRE_SEGMENT_MEMFD, WIRE_SEGMENT_CUDA_IPC, WIRE_SEGMENT_CUDA_VMM };

@@ -86,6 +86,9 @@ static int environment_check(const struct peer_options *o, const struct frame_jo
     const char *ours = o->environment != NULL ? o->environment : "",
                *theirs = j->member.environment;
     const char *coordinator = o->nodes[o->coordinator].name;
+    if (o->environment != NULL && ours[0] == '\0')
+        return err_set(e, RS_EUNAVAIL,
+                       "the data plane of the coordinator %s is starting; try again", coordinator);
     int r = differ(ours, theirs, false, j->name, coordinator, e);
     return r == 0 ? differ(theirs, ours, true, j->name, coordinator, e) : r;
 }

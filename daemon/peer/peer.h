@@ -44,7 +44,7 @@ struct peer_member {
     uint32_t n_devices;
     const char *const *domain_of_device; /* names, n_devices of them; "" is the node's own name */
     char data_address[NODE_ADDRESS_BYTES];
-    char environment[256]; /* "backend host, transport tcp": what must be alike in a cluster */
+    char environment[1024]; /* "backend host, transport tcp": what must be alike in a cluster */
     struct peer_commit {
         const char *model;
         uint64_t version; /* newest committed version that it knows of */
@@ -110,8 +110,9 @@ struct peer_options {
     uint32_t n_nodes;
     uint32_t me, coordinator; /* indices into nodes */
     uint32_t beat_ms, lease_ms,
-        slack_ms;            /* slack_ms 0: 1000; of a member's, the coordinator's hold */
-    const char *environment; /* the coordinator's, to compare with */
+        slack_ms; /* slack_ms 0: 1000; of a member's, the coordinator's hold */
+    /* The coordinator's, to compare with; may change. Empty: not known yet, and who joins is told to try again. */
+    const char *environment;
     uint64_t
         incarnation; /* of this start of the daemon; what introduce leaves 0 or empty is taken from here */
     const char *release;

@@ -43,7 +43,7 @@ int coordinator_new(struct service *s, struct coordinator **ret, struct err *e)
     queue_init(&c->drains);
     c->n_nodes = config->n_nodes > 0 ? config->n_nodes : 1;
     c->nodes = mem_calloc(c->n_nodes, sizeof *c->nodes);
-    c->own_domains = nodes_own_domains(config);
+    c->own_domains = nodes_own_domains(config, NULL);
     if (c->nodes != NULL && c->own_domains != NULL) {
         *ret = c;
         return 0;

@@ -55,9 +55,8 @@ struct data_plane_link {
     uint64_t next_request;
     uint64_t restarts;
     uint64_t ready_ns;
-    uint16_t data_port; /* of the child that is ready */
-    /* of the newest child that was ready; a GPU keeps its name for ever */
-    char device_names[CONFIG_MAX_DEVICES][WIRE_DEVICE_NAME_BYTES];
+    uint16_t data_port;      /* of the child that is ready */
+    struct link_about about; /* of the newest child that was ready; a GPU keeps its name for ever */
     uint64_t lease_until_ns; /* 0: none is kept */
     uint32_t backoff_ms;
     char why[256]; /* of the last death */
@@ -107,6 +106,11 @@ uint64_t link_child(const struct data_plane_link *l)
     return l->incarnation;
 }
 
+const struct link_about *link_about(const struct data_plane_link *l)
+{
+    return &l->about;
+}
+
 /* Past "GPU-" or "MIG-". */
 static const char *bare(const char *name)
 {
@@ -116,16 +120,16 @@ static const char *bare(const char *name)
 int link_device_of(const struct data_plane_link *l, const char *name, uint32_t *ret, struct err *e)
 {
     char there[384] = "";
-    if (l->device_names[0][0] == '\0')
+    if (l->about.n_devices == 0)
         return err_set(e, RS_EUNAVAIL, "the data plane is %s; try again", link_text(l));
-    for (uint32_t i = 0; i < l->config->devices; i++) {
-        if (strcasecmp(bare(l->device_names[i]), bare(name)) == 0) {
+    for (uint32_t i = 0; i < l->about.n_devices; i++) {
+        if (strcasecmp(bare(l->about.devices[i].name), bare(name)) == 0) {
             *ret = i;
             return 0;
         }
         size_t at = strlen(there);
         (void)snprintf(there + at, sizeof there - at, "%s%s", i == 0 ? "" : ", ",
-                       l->device_names[i]);
+                       l->about.devices[i].name);
     }
     return err_set(e, RS_ENOTFOUND, "GPU '%s' is none of this daemon's devices; they are %s", name,
                    there);
@@ -133,7 +137,7 @@ int link_device_of(const struct data_plane_link *l, const char *name, uint32_t *
 
 const char *link_device_name(const struct data_plane_link *l, uint32_t device)
 {
-    return device < CONFIG_MAX_DEVICES ? l->device_names[device] : "";
+    return device < CONFIG_MAX_DEVICES ? l->about.devices[device].name : "";
 }
 
 uint16_t link_data_port(const struct data_plane_link *l)
@@ -544,15 +548,23 @@ void link_lease(struct data_plane_link *l, uint64_t until_ns)
     stats_ask(l);
 }
 
-static void names_take(struct data_plane_link *l, const struct wire_packet *p)
+static void about_read(struct link_about *a, const struct wire_packet *packet,
+                       const struct wire_ready *ready)
 {
-    const char *names = (const char *)p->body + sizeof(struct wire_ready);
-    for (size_t i = 0;
-         i < CONFIG_MAX_DEVICES &&
-         sizeof(struct wire_ready) + (i + 1) * sizeof l->device_names[0] <= p->header.body_bytes;
-         i++)
-        (void)snprintf(l->device_names[i], sizeof l->device_names[i], "%.*s",
-                       (int)sizeof l->device_names[i] - 1, names + i * sizeof l->device_names[0]);
+    size_t left = packet->header.body_bytes - sizeof *ready;
+    uint32_t n = ready->n_devices;
+    *a = (struct link_about){.nccl_version = ready->nccl_version,
+                             .cuda_version = ready->cuda_version};
+    (void)snprintf(a->how, sizeof a->how, "%.*s", (int)sizeof ready->how - 1, ready->how);
+    if (n > CONFIG_MAX_DEVICES || left != n * sizeof a->devices[0])
+        return;
+    a->n_devices = n;
+    if (n > 0)
+        memcpy(a->devices, (const uint8_t *)packet->body + sizeof *ready, left);
+    for (uint32_t i = 0; i < n; i++) {
+        a->devices[i].fabric[WIRE_FABRIC_BYTES - 1] = '\0';
+        a->devices[i].name[WIRE_DEVICE_NAME_BYTES - 1] = '\0';
+    }
 }
 
 static void on_hello(struct link_request *r, int code, struct wire_packet *packet,
@@ -567,8 +579,9 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     }
     if (packet->header.body_bytes >= sizeof ready)
         memcpy(&ready, packet->body, sizeof ready);
+    if (packet->header.body_bytes >= sizeof ready)
+        about_read(&l->about, packet, &ready);
     l->data_port = ready.data_port;
-    names_take(l, packet);
     l->strangers = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();

@@ -57,6 +57,14 @@ uint64_t link_restarts(const struct data_plane_link *l);
 int32_t link_pid(const struct data_plane_link *l); /* 0: none */
 /* Which child it is: a number that no other one has. */
 uint64_t link_child(const struct data_plane_link *l);
+/* What the newest child that was ready said of itself (exec/wire.h); zeros before the first. */
+struct link_about {
+    int nccl_version, cuda_version; /* 0: no GPUs */
+    char how[WIRE_HOW_BYTES];
+    uint32_t n_devices;
+    struct wire_ready_device devices[CONFIG_MAX_DEVICES];
+};
+const struct link_about *link_about(const struct data_plane_link *l);
 /* Where the child that is ready listens for other nodes' data planes; 0: nowhere. */
 uint16_t link_data_port(const struct data_plane_link *l);
 /* The number of the device of that name ("GPU-<uuid>", "MIG-<uuid>", any case). RS_ENOTFOUND names those

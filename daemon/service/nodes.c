@@ -1,5 +1,6 @@
 #include "service/nodes.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -15,13 +16,47 @@ void nodes_domains_free(char **domains, uint32_t n)
     mem_free(domains);
 }
 
-char **nodes_own_domains(const struct config *config)
+/* Device i's domain as the data plane found it: a fabric's has the same name on all of its nodes. */
+static char *found_domain(const struct config *config, const struct link_about *about, uint32_t i)
+{
+    const struct wire_ready_device *d = &about->devices[i];
+    bool one = true;
+    for (uint32_t k = 0; k < about->n_devices; k++)
+        one = one && about->devices[k].island == d->island && about->devices[k].fabric[0] == '\0';
+    if (d->fabric[0] != '\0')
+        return mem_printf("fabric %s", d->fabric);
+    return one ? mem_strdup("") : mem_printf("%s/%u", config->node, d->island);
+}
+
+static char *own_domain(const struct config *config, const struct link_about *about, uint32_t i)
+{
+    if (config->domains[0] == '\0' && about != NULL && about->nccl_version != 0 &&
+        about->n_devices == config->devices)
+        return found_domain(config, about, i);
+    return config->n_domains == 1 ? mem_strdup("")
+                                  : mem_printf("%s/%u", config->node, config->domain_of_device[i]);
+}
+
+const char *nodes_domains_text(const struct config *config, char *const *domains, char *ret,
+                               size_t capacity)
+{
+    size_t at = 0;
+    ret[0] = '\0';
+    for (uint32_t i = 0, end; i < config->devices && at < capacity; i = end) {
+        for (end = i + 1; end < config->devices && strcmp(domains[end], domains[i]) == 0;)
+            end++;
+        int n = snprintf(ret + at, capacity - at, "%s%s: %u-%u", i > 0 ? "; " : "",
+                         domains[i][0] != '\0' ? domains[i] : config->node, i, end - 1);
+        at += n > 0 ? (size_t)n : 0;
+    }
+    return ret;
+}
+
+char **nodes_own_domains(const struct config *config, const struct link_about *about)
 {
     char **domains = mem_calloc(config->devices, sizeof(char *));
     for (uint32_t i = 0; domains != NULL && i < config->devices; i++) {
-        domains[i] = config->n_domains == 1
-                         ? mem_strdup("")
-                         : mem_printf("%s/%u", config->node, config->domain_of_device[i]);
+        domains[i] = own_domain(config, about, i);
         if (domains[i] == NULL) {
             nodes_domains_free(domains, i);
             return NULL;

@@ -2,7 +2,10 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/buf.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "service/coordinator.h"
 #include "service/nodes.h"
@@ -13,7 +16,7 @@
 struct peers {
     struct service *service;
     struct peer *peer;
-    char environment[256];
+    char environment[1024]; /* "": not known before the data plane serves */
     bool waits_quiet; /* the last session's attempts still move here: no JOIN before they do not */
     char **domains;   /* of our own devices */
     struct peer_commit *commits; /* borrowed by peer until the next introduce */
@@ -22,10 +25,77 @@ struct peers {
 };
 
 /* What all daemons of a cluster must have alike: their data planes cut messages by it. */
-static void environment_text(const struct config *c, char *to, size_t capacity)
+static void environment_text(const struct config *c, struct buf *to)
 {
-    (void)snprintf(to, capacity, "backend %s, transport %s, chunk_bytes %llu, ring_slots %u",
-                   c->backend, c->transport, (unsigned long long)c->chunk_bytes, c->ring_slots);
+    buf_printf(to, "backend %s, transport %s, chunk_bytes %llu, ring_slots %u", c->backend,
+               c->transport, (unsigned long long)c->chunk_bytes, c->ring_slots);
+}
+
+/* What a machine has of its own: interfaces, files, how much is logged. All other NCCL_* must be alike. */
+static bool machines_own(const char *name, size_t n)
+{
+    static const char *const own[] = {"NCCL_SOCKET_IFNAME",   "NCCL_OOB_NET_IFNAME",
+                                      "NCCL_IB_HCA",          "NCCL_IB_GID_INDEX",
+                                      "NCCL_TOPO_FILE",       "NCCL_TOPO_DUMP_FILE",
+                                      "NCCL_GRAPH_DUMP_FILE", "NCCL_HOSTID",
+                                      "NCCL_CONF_FILE",       "NCCL_DEBUG",
+                                      "NCCL_DEBUG_FILE",      "NCCL_DEBUG_SUBSYS",
+                                      "NCCL_RAS_ADDR",        "NCCL_IGNORE_CPU_AFFINITY"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strlen(own[i]) == n && strncmp(own[i], name, n) == 0)
+            return true;
+    return false;
+}
+
+/* ", NCCL_ALGO Ring": what parts items in a text of items is written as something else in a value. */
+static void variable_put(const char *entry, struct buf *to)
+{
+    size_t n = strcspn(entry, "=");
+    if (strncmp(entry, "NCCL_", 5) != 0 || entry[n] == '\0' || machines_own(entry, n))
+        return;
+    buf_printf(to, ", %.*s ", (int)n, entry);
+    for (const char *v = entry + n + 1; *v != '\0'; v++)
+        buf_printf(to, "%c", *v == ',' ? ';' : *v == ' ' ? '_' : *v);
+    if (entry[n + 1] == '\0')
+        buf_printf(to, "''");
+}
+
+static void nccl_text(const struct link_about *about, struct buf *to)
+{
+    buf_printf(to, ", nccl %d.%d.%d, cuda %d", about->nccl_version / 10000,
+               about->nccl_version % 10000 / 100, about->nccl_version % 100,
+               about->cuda_version / 1000);
+    for (char **v = environ; v != NULL && *v != NULL; v++)
+        variable_put(*v, to);
+}
+
+static bool has_gpus(const struct config *c)
+{
+    return strcmp(c->transport, "nccl") == 0;
+}
+
+/* about NULL: before the data plane serves; that is enough without GPUs. */
+static int environment_make(const struct config *c, const struct link_about *about, char *ret,
+                            size_t capacity, struct err *e)
+{
+    struct buf b;
+    int r = 0;
+    buf_init(&b);
+    environment_text(c, &b);
+    if (has_gpus(c) && about != NULL)
+        nccl_text(about, &b);
+    if (buf_error(&b) != 0)
+        r = err_set(e, RS_ENOMEM, "no memory for the cluster");
+    else if (b.n_bytes >= capacity)
+        r = err_set(
+            e, RS_EEXHAUSTED,
+            "the NCCL_* variables of the environment are too long to be compared with other "
+            "nodes' (%zu bytes, %zu are the most): set fewer",
+            b.n_bytes, capacity - 1);
+    else
+        (void)snprintf(ret, capacity, "%.*s", (int)b.n_bytes, (const char *)b.data);
+    buf_close(&b);
+    return r;
 }
 
 /* --- the coordinator's side ---------------------------------------------------------------------- */
@@ -100,7 +170,7 @@ static int on_introduce(void *arg, struct peer_member *ret)
 {
     struct peers *p = arg;
     struct service *s = p->service;
-    p->waits_quiet = !node_is_quiet(s);
+    p->waits_quiet = !node_is_quiet(s) || p->environment[0] == '\0';
     if (p->waits_quiet || s->stopping)
         return RS_EUNAVAIL;
     *ret = (struct peer_member){.incarnation = s->incarnation,
@@ -115,7 +185,8 @@ static int on_introduce(void *arg, struct peer_member *ret)
 
 void peers_quiet(struct peers *p)
 {
-    if (p == NULL || p->peer == NULL || !p->waits_quiet || !node_is_quiet(p->service))
+    if (p == NULL || p->peer == NULL || !p->waits_quiet || p->environment[0] == '\0' ||
+        !node_is_quiet(p->service))
         return;
     p->waits_quiet = false;
     peer_ready(p->peer);
@@ -169,6 +240,31 @@ static struct peer *peer_of_service(void *rpc_context)
     return s->peer;
 }
 
+void peers_about(struct peers *p)
+{
+    struct err e = {0};
+    char text[sizeof p->environment];
+    if (p == NULL || p->service->link == NULL)
+        return;
+    const struct config *c = p->service->config;
+    const struct link_about *about = link_about(p->service->link);
+    char **domains = nodes_own_domains(c, about);
+    int r = domains == NULL ? err_set(&e, RS_ENOMEM, "no memory for the cluster")
+                            : environment_make(c, about, text, sizeof text, &e);
+    if (r != 0) {
+        nodes_domains_free(domains, c->devices);
+        log_error("cluster: what this node is can't be told: %s", err_text(&e, r));
+        return;
+    }
+    if (p->environment[0] != '\0' && strcmp(text, p->environment) != 0)
+        log_warn("cluster: the new data plane is another (%s) than the last one (%s)", text,
+                 p->environment);
+    nodes_domains_free(p->domains, c->devices);
+    p->domains = domains;
+    (void)snprintf(p->environment, sizeof p->environment, "%s", text);
+    peers_quiet(p);
+}
+
 static const char *given(const char *text)
 {
     return text[0] != '\0' ? text : NULL;
@@ -185,12 +281,19 @@ int peers_start(struct service *s, struct peers **ret, struct err *e)
 {
     const struct config *c = s->config;
     struct peers *p = mem_zalloc(sizeof *p);
-    if (p == NULL || (p->domains = nodes_own_domains(c)) == NULL) {
+    if (p == NULL || (p->domains = nodes_own_domains(c, NULL)) == NULL) {
         mem_free(p);
         return err_set(e, RS_ENOMEM, "no memory for the cluster");
     }
     p->service = s;
-    environment_text(c, p->environment, sizeof p->environment);
+    const struct link_about none = {0};
+    int r = environment_make(c, &none, p->environment, sizeof p->environment, e);
+    if (r != 0) {
+        peers_free(p);
+        return err_prefix(e, r, "cluster");
+    }
+    if (has_gpus(c))
+        p->environment[0] = '\0'; /* with the versions that the data plane finds */
     struct peer_options o = {
         .loop = s->loop,
         .nodes = c->nodes,
@@ -220,7 +323,7 @@ int peers_start(struct service *s, struct peers **ret, struct err *e)
                    .severed = on_severed,
                    .lease = on_lease},
     };
-    int r = peer_start(&o, &p->peer, e);
+    r = peer_start(&o, &p->peer, e);
     if (r != 0) {
         peers_free(p);
         return err_prefix(e, r, "cluster");

@@ -18,4 +18,7 @@ void peers_stop(struct peers *p, void (*done)(void *arg), void *arg);
 /* Asked whenever something has come to rest here: a JOIN that waits for it goes out. NULL is fine. */
 void peers_quiet(struct peers *p);
 
+/* The data plane serves, and has said what it is: environment and domains follow it. NULL is fine. */
+void peers_about(struct peers *p);
+
 #endif

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "service/coordinator.h"
+#include "service/nodes.h"
 #include "service/peers.h"
 #include "service/restore.h"
 
@@ -86,9 +87,33 @@ bool service_identify(void *context, const char *token, struct rpc_identity *ret
 
 /* --- outside ------------------------------------------------------------------------------------ */
 
+/* What the data plane found is the topology's from now on. */
+static void gpus_found(struct service *s)
+{
+    const struct link_about *about = link_about(s->link);
+    char text[1024];
+    char **domains = about->nccl_version != 0 ? nodes_own_domains(s->config, about) : NULL;
+    if (domains == NULL)
+        return; /* no GPUs; without memory: one domain, as before */
+    log_info("GPUs: %u devices, NCCL %d.%d.%d, CUDA %d.%d, domains %s by %s", about->n_devices,
+             about->nccl_version / 10000, about->nccl_version % 10000 / 100,
+             about->nccl_version % 100, about->cuda_version / 1000, about->cuda_version % 1000 / 10,
+             nodes_domains_text(s->config, domains, text, sizeof text),
+             s->config->domains[0] != '\0' ? "config" : about->how);
+    if (s->coordinator == NULL) {
+        nodes_domains_free(domains, s->config->devices);
+        return;
+    }
+    nodes_domains_free(s->coordinator->own_domains, s->config->devices);
+    s->coordinator->own_domains = domains;
+}
+
 static void on_data_plane_ready(void *arg)
 {
-    leases_rebind(arg);
+    struct service *s = arg;
+    gpus_found(s);
+    peers_about(s->peers);
+    leases_rebind(s);
 }
 
 static void on_data_plane_lost(void *arg, const char *why)

@@ -52,6 +52,16 @@ STANDIN_EXPORT int nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, struct fabric
     return 0;
 }
 
+/* STANDIN_NVLINK: so many devices in a row are connected by NVLink; 0 or unset: none is. */
+STANDIN_EXPORT int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int what, int *ret)
+{
+    uint64_t row = standin_number("STANDIN_NVLINK", 0);
+    uint64_t x = (uint64_t)(uintptr_t)a - 1, y = (uint64_t)(uintptr_t)b - 1;
+    int code = standin_call("nvmlDeviceGetP2PStatus", 999);
+    *ret = what == 2 && row != 0 && x / row == y / row ? 0 : 6; /* 6: unknown */
+    return code;
+}
+
 STANDIN_EXPORT int nvmlSystemGetDriverVersion(char *ret, unsigned n)
 {
     (void)snprintf(ret, n, "stand-in");

@@ -21,6 +21,9 @@
  *   STANDIN_SEED=1           of delays (0: none), STANDIN_DELAY_US=200 the longest
  *   STANDIN_PAGEABLE=0       1: NCCL reaches any memory of the process (contract tests that know no device memory)
  *   STANDIN_PEER=1           0: devices have no peer access
+ *   STANDIN_NVLINK=0         so many devices in a row are connected by NVLink, by NVML; 0: none
+ *   STANDIN_CLIQUE           all devices are in that clique of one fabric; unset: there is none
+ *   STANDIN_NCCL_VERSION     what NCCL says it is, as 22809
  *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
  *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group) fails when it runs, sticky
  *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)
