@@ -6,13 +6,17 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "exec/attempt.h"
 #include "transport/transport_nccl.h"
 
 #include "base/banned.h"
 
-enum { CONNECT_MS = 10000 }; /* where PREPARE has no deadline */
+enum {
+    CONNECT_MS = 10000, /* where PREPARE has no deadline */
+    EARLY_MS = 500
+};
 
 enum part { PART_NONE, PART_LOCAL, PART_REMOTE };
 
@@ -270,6 +274,11 @@ static int open_nccl(const struct attempt *a, struct err *e)
         r = transport_nccl_open(a->plane->nccl, devices, takes_part, p->n_plan_devices, a->epoch,
                                 a->takes_part != NULL ? a->comm.id : NULL, &options,
                                 &a->model->transport, e);
+    if (r == 0)
+        log_debug("model %llx attempt %llu: a new communicator of epoch %llu, %s",
+                  (unsigned long long)a->model->id, (unsigned long long)a->number,
+                  (unsigned long long)a->epoch,
+                  a->takes_part != NULL ? "with other nodes" : "of this node's devices");
     mem_free(devices);
     mem_free(takes_part);
     return r;
@@ -412,6 +421,18 @@ static void connected(struct transport_connect *c, int status, const struct err 
     (void)mailbox_post(&a->plane->mailbox, &a->connected);
 }
 
+/* A communicator is given up a little before PREPARE is: why it has not come must be told by then. */
+static uint64_t connect_deadline(const struct attempt *a, uint64_t deadline_ns)
+{
+    uint64_t now = clock_mono_ns();
+    if (deadline_ns == 0)
+        return now + CONNECT_MS * UINT64_C(1000000);
+    if (a->takes_part == NULL || deadline_ns <= now)
+        return deadline_ns;
+    uint64_t margin = (deadline_ns - now) / 8, most = EARLY_MS * UINT64_C(1000000);
+    return deadline_ns - (margin < most ? margin : most);
+}
+
 int links_connect(struct attempt *a, uint64_t deadline_ns, struct err *e)
 {
     if (a->peers == NULL)
@@ -419,10 +440,7 @@ int links_connect(struct attempt *a, uint64_t deadline_ns, struct err *e)
     queue_init(&a->connected.link);
     a->connected.fn = on_connected;
     a->connect = (struct transport_connect){
-        .deadline_ns =
-            deadline_ns != 0 ? deadline_ns : clock_mono_ns() + CONNECT_MS * UINT64_C(1000000),
-        .on_done = connected,
-        .arg = a};
+        .deadline_ns = connect_deadline(a, deadline_ns), .on_done = connected, .arg = a};
     int r = find_pairs(a);
     a->connect.pairs = a->pairs;
     if (r == 0)

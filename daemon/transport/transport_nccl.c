@@ -298,7 +298,9 @@ static ncclResult_t join_all(struct nccl *n)
 static void start_joining(struct nccl *n)
 {
     uint64_t ms = n->options.init_ms != 0 ? n->options.init_ms : DEFAULT_INIT_MS;
-    n->join_until_ns = clock_mono_ns() + ms * 1000000;
+    uint64_t until_ns = clock_mono_ns() + ms * 1000000;
+    if (until_ns < n->join_until_ns) /* who waits for it may have less time */
+        n->join_until_ns = until_ns;
     n->has_id = false;
     n->state = JOINING;
     (void)pthread_mutex_unlock(&n->mutex);

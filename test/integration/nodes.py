@@ -28,9 +28,11 @@ class Node(rig.Daemon):
         self.socket = str(self.dir / f"{name}.sock")
         self.process, self.lines, self.changed = None, [], threading.Condition()
         self.channels, self.clients = [], []
+        self.env = {}  # of this node alone, from its next start on
 
     def argv(self):
-        return self.nodes.net.argv(self.name, [BUILD / "reshardd", "--config", self.nodes.config, "--node", self.name])
+        env = ["env", *(f"{k}={v}" for k, v in self.env.items())] if self.env else []
+        return self.nodes.net.argv(self.name, [*env, BUILD / "reshardd", "--config", self.nodes.config, "--node", self.name])
 
     def _read_log(self, fd, lines):
         with os.fdopen(fd, errors="replace") as f, open(self.dir / f"{self.name}.log", "a") as log:

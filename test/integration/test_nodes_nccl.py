@@ -1,0 +1,291 @@
+#!/usr/bin/python3
+"""Communicators of GPUs on several nodes, on the stand-in for GPUs (make check-standin): who names them, when one is used again,
+and what becomes of a refit whose communicator fails, hangs or loses a member. Elsewhere they are skipped."""
+import json
+import unittest
+
+from nodes import *
+
+STAND_IN = os.environ.get("RESHARD_BACKEND") == "cuda"
+ANSWER_S = 6 * SLOW  # lease, slack, and what a busy machine takes
+NEW = "a new communicator"
+
+
+@unittest.skipUnless(STAND_IN, "needs the stand-in for GPUs: make check-standin")
+class Case(unittest.TestCase):
+    def nodes(self, count, env=None, **more):
+        """env: what injects faults, by node."""
+        nodes = Nodes(count, **more)
+        for name, pairs in (env or {}).items():
+            nodes[name].env = pairs
+        return of_case(self, nodes)
+
+    def fleet(self, nodes, receivers=None):
+        """n0 sends 2 MiB; each receiver is an instance of its own."""
+        receivers = receivers or nodes.names[1:]
+        k = len(receivers)
+        self.places = [f"{x}:0" for x in receivers]
+        return Fleet(nodes, bulk("train", [1], [None]), bulk("rollout", [k], [None], instances=[[i] for i in range(k)]), ["n0:0"],
+                     self.places, worker=BulkWorker)
+
+    def communicators(self, nodes, **expected):
+        """How many each of these nodes has made since its start; the log comes a little after what it tells of."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            made = {name: sum(NEW in line for line in list(d.lines)) for name, d in nodes.daemons.items()
+                    if name in expected}
+            if made == expected:
+                return
+            self.assertLess(time.monotonic(), end, f"{made} communicators were made, not {expected}")
+            threading.Event().wait(0.02)
+
+    def aborted(self, f, version, *words, within=ANSWER_S):
+        begin = time.monotonic()
+        s = f.watch(version, lambda s: s.phase in (pb.PHASE_ABORTED, pb.PHASE_COMMITTED), timeout=within + WAIT_S)
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        for word in words:
+            self.assertIn(word, s.reason)
+        self.assertLess(time.monotonic() - begin, within, s.reason)
+        return s
+
+    def begin(self, f, version):
+        f.publish(version)
+        f.submit(version)
+
+    def clean(self, f, version):
+        """Commits at its first attempt, every element right."""
+        s = f.refit(version)
+        self.assertEqual(s.bytes.network, s.bytes.network_minimum)
+        f.check(version)
+
+    def attach_again(self, f, node):
+        f.forget(node)
+        for rank, place in enumerate(self.places):
+            if place.split(":")[0] == node:
+                f.destinations.insert(rank, f.attach_destination(rank, place))
+
+
+class Epochs(Case):
+    def test_one_communicator_serves_all_refits_of_an_epoch(self):
+        nodes = self.nodes(3)
+        f = self.fleet(nodes)
+        for version in (1, 2, 3):
+            self.clean(f, version)
+        self.communicators(nodes, n0=1, n1=1, n2=1)
+
+    def test_a_new_member_makes_an_epoch_with_a_communicator_of_its_own(self):
+        nodes = self.nodes(3)
+        f = self.fleet(nodes, ["n1"])
+        self.clean(f, 1)
+        self.communicators(nodes, n0=1, n1=1, n2=0)
+        late = BulkWorker(f.client("n2", "rollout"), "m", pb.SIDE_DESTINATION, bulk("eval", [1], [None]), 0, 3, pb.RECEIVE_STAGED, True)
+        late.node = "n2"
+        f.destinations.append(late)
+        self.clean(f, 2)
+        self.communicators(nodes, n0=2)  # n1 may have fed n2 with version 1 before, by one of their own
+        self.assertGreaterEqual(sum(NEW in line for line in list(nodes["n2"].lines)), 1)
+
+    def test_only_devices_with_workers_take_part(self):
+        # 5 nodes of 4 devices are more than the 16 ranks that the stand-in's communicators have.
+        nodes = self.nodes(5)
+        self.clean(self.fleet(nodes), 1)
+
+    def test_two_models_on_the_same_nodes_have_a_communicator_each(self):
+        nodes = self.nodes(2)
+        for model, device in (("a", 0), ("b", 1)):
+            f = Fleet(nodes, bulk("train", [1], [None]), bulk("rollout", [1], [None]), [f"n0:{device}"], [f"n1:{device}"],
+                      model=model, worker=BulkWorker)
+            self.clean(f, 1)
+        self.communicators(nodes, n0=2, n1=2)
+
+
+class Making(Case):
+    def test_a_member_that_hangs_in_init_ends_it_at_the_deadline_by_name(self):
+        nodes = self.nodes(3, env={"n2": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(1500 * SLOW))
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        self.aborted(f, 1, "n2")
+        self.clean(f, 2)
+        self.communicators(nodes, n0=2, n1=2, n2=2)
+
+    def test_a_data_plane_that_stands_still_in_init_is_named(self):
+        nodes = self.nodes(3, env={"n1": {"STANDIN_HANG": "ncclCommInitRankConfig:1"}}, refit__prepare_timeout_ms=int(1500 * SLOW),
+                           refit__quiesce_timeout_ms=int(1000 * SLOW))
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        self.aborted(f, 1, "n1", within=2 * ANSWER_S)
+
+    def test_a_member_that_fails_in_init_ends_it_at_once(self):
+        nodes = self.nodes(3, env={"n1": {"STANDIN_ASYNC": "init:1:3"}})
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        self.aborted(f, 1, "NCCL")
+        self.clean(f, 2)
+
+    def test_an_id_that_cannot_be_made_is_told_and_the_next_refit_works(self):
+        nodes = self.nodes(2, env={"n0": {"STANDIN_FAIL": "ncclGetUniqueId:1"}})
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        self.aborted(f, 1, "communicator's id", "NCCL")
+        self.clean(f, 2)
+
+    def test_an_abort_that_hangs_costs_that_data_plane_alone(self):
+        nodes = self.nodes(2, env={"n1": {"STANDIN_HANG": "ncclCommAbort:1,group:2"}}, refit__transfer_timeout_ms=int(1500 * SLOW))
+        f = self.fleet(nodes)
+        before = {name: nodes[name].data_plane_pid() for name in nodes.names}
+        self.begin(f, 1)
+        self.aborted(f, 1, within=20 * SLOW)
+        nodes.wait_joined(nodes.names)
+        nodes["n1"].wait_log("data plane lost")
+        self.assertEqual(nodes["n0"].data_plane_pid(), before["n0"])
+
+
+class Deaths(Case):
+    def stuck(self, count):
+        """A refit whose bytes stop half way into n1."""
+        nodes = self.nodes(count, env={"n1": {"STANDIN_HANG": "group:3"}}, refit__transfer_timeout_ms=int(60000 * SLOW))
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        f.until_bytes_move(1)
+        return nodes, f
+
+    def test_a_member_that_is_killed_in_the_middle_ends_it_and_comes_back(self):
+        nodes, f = self.stuck(3)
+        nodes["n1"].kill()
+        self.aborted(f, 1, "n1")
+        nodes["n1"].env = {}
+        nodes["n1"].restart()
+        self.attach_again(f, "n1")
+        self.clean(f, 2)
+
+    def test_a_data_plane_that_is_killed_in_the_middle_is_replaced(self):
+        nodes, f = self.stuck(2)
+        os.kill(nodes["n1"].data_plane_pid(), signal.SIGKILL)
+        self.aborted(f, 1, "n1")
+        nodes.wait_joined(nodes.names)
+        self.assertEqual(nodes.head.status("m").models[0].committed, 0)
+
+    def test_an_error_that_nobody_asked_for_ends_it(self):
+        nodes = self.nodes(3, env={"n1": {"STANDIN_ASYNC": "group:2:6"}})
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        self.aborted(f, 1, "NCCL")
+        self.clean(f, 2)
+
+
+class Joining(Case):
+    def refusal(self, env, head=None, **more):
+        """What the coordinator says to n1, which has this environment."""
+        nodes = Nodes(2, **more)
+        self.addCleanup(nodes.close)
+        nodes["n0"].env, nodes["n1"].env = head or {}, env
+        nodes["n0"].start()
+        nodes["n1"].start(wait=None)
+        nodes["n1"].wait_log("data plane serves")
+        end = time.monotonic() + WAIT_S
+        while nodes.node_status()["n1"].refused == 0:
+            self.assertLess(time.monotonic(), end, nodes.tails())
+            threading.Event().wait(0.02)
+        self.assertEqual(nodes.node_states()["n1"], "away")
+        return nodes.tails(40)
+
+    def test_another_nccl_is_refused_by_both_versions(self):
+        said = self.refusal({"STANDIN_NCCL_VERSION": "22907"}, {"STANDIN_NCCL_VERSION": "22809"})
+        self.assertRegex(said, r"nccl differs: node n1 has 2\.29\.7, the coordinator n0 has 2\.28\.9")
+
+    def test_a_transport_switch_of_nccl_that_differs_is_refused_by_name(self):
+        said = self.refusal({"NCCL_CUMEM_ENABLE": "0"})
+        self.assertIn("NCCL_CUMEM_ENABLE differs: node n1 has 0, the coordinator n0 has none", said)
+
+    def test_what_a_machine_has_of_its_own_may_differ(self):
+        nodes = self.nodes(2, env={"n1": {"NCCL_SOCKET_IFNAME": "eth0,lo", "NCCL_DEBUG": "WARN"}})
+        self.clean(self.fleet(nodes), 1)
+
+    def test_a_cuda_node_and_a_host_node_are_no_cluster(self):
+        nodes = Nodes(2)
+        self.addCleanup(nodes.close)
+        text = nodes.config.read_text()
+        nodes["n0"].start()
+        nodes.config.write_text(text.replace("backend = cuda", "backend = host").replace("transport = nccl", "transport = tcp"))
+        nodes["n1"].start(wait=None)
+        nodes["n0"].wait_log("backend differs: node n1 has host, the coordinator n0 has cuda")
+
+
+class Paper(Case):
+    """What bench_plan_paper says of a refit is what the stand-in's NCCL counts when it is done."""
+
+    COLUMNS = ("launches tasks copies copied_bytes sets host_functions groups_begun groups messages sent_bytes received_bytes "
+               "allocated_bytes open_handles").split()  # struct standin_device_counters
+
+    def counted(self, path):
+        data = path.read_bytes()
+        size = 8 * len(self.COLUMNS)
+        return [dict(zip(self.COLUMNS, struct.unpack_from(f"<{len(self.COLUMNS)}Q", data, d * size))) for d in range(4)]
+
+    def layout_file(self, path, name, shape, placements, instances=None):
+        mesh_json = {"name": "m", "shape": shape, "ranks": list(range(shape[0] * shape[-1] if len(shape) > 1 else shape[0]))}
+        words = ["Replicate" if x is None else f"Shard({x})" for x in placements]
+        path.write_text(json.dumps({
+            "name": name, "ranks": len(mesh_json["ranks"]), "meshes": [mesh_json], **({"instances": instances} if instances else {}),
+            "tensors": [{"name": "big", "shape": [1024, 2048], "dtype": "uint8", "mesh": "m", "placements": words},
+                        {"name": "bias", "shape": [1024], "dtype": "uint8", "mesh": "m",
+                         "placements": ["Replicate"] * len(shape)}]}))
+
+    def paper(self, folder):
+        self.layout_file(folder / "source.json", "train", [4], [0])
+        self.layout_file(folder / "destination.json", "rollout", [2, 2], [None, 1], [[0, 1], [2, 3]])
+        (folder / "topology.json").write_text(json.dumps({
+            "nodes": [{"name": "n0", "devices": 4}, {"name": "n1", "devices": 4}], "source": [f"n0:{i}" for i in range(4)],
+            "destination": [f"n1:{i}" for i in range(4)]}))
+        out = subprocess.run([BUILD / "bench" / "bench_plan_paper", *(folder / f"{x}.json" for x in ("source", "destination", "topology")),
+                              "65536", "8", "64"], stdout=subprocess.PIPE, check=True)
+        return {d["device"]: d for d in json.loads(out.stdout)["devices"]}
+
+    def test_messages_bytes_and_groups_of_each_device_are_those_of_the_plan(self):
+        with tempfile.TemporaryDirectory(prefix="reshard-paper-") as folder:
+            folder = pathlib.Path(folder)
+            nodes = self.nodes(2, env={n: {"STANDIN_COUNTERS": str(folder / n)} for n in ("n0", "n1")}, devices__ring_slots=8)
+            f = Fleet(nodes, bulk("train", [4], [0]), bulk("rollout", [2, 2], [None, 1], instances=[[0, 1], [2, 3]]),
+                      [f"n0:{i}" for i in range(4)], [f"n1:{i}" for i in range(4)], worker=BulkWorker)
+            self.clean(f, 1)
+            paper, counted = self.paper(folder), self.counted(folder / "n0") + self.counted(folder / "n1")
+        self.assertGreater(sum(x["messages"] for x in paper.values()), 64)
+        for device, real in enumerate(counted):
+            plan = paper.get(device, {"messages": 0, "sent": 0, "received": 0, "groups_least": 0, "groups_most": 0})
+            said = f"device {device}: the plan says {plan}, NCCL counted {real}"
+            self.assertEqual((real["messages"], real["sent_bytes"], real["received_bytes"]),
+                             (plan["messages"], plan["sent"], plan["received"]), said)
+            self.assertTrue(plan["groups_least"] <= real["groups"] <= plan["groups_most"], said)
+
+
+class Domains(Case):
+    def domains(self, count, env, **more):
+        nodes = self.nodes(count, env={f"n{i}": env for i in range(count)}, **more)
+        return nodes, {name: list(n.domains) for name, n in nodes.node_status().items()}
+
+    def test_nvlink_parts_a_node(self):
+        nodes, found = self.domains(2, {"STANDIN_NVLINK": "2"})
+        self.assertEqual(found["n0"], ["n0/0", "n0/0", "n0/1", "n0/1"])
+        self.assertEqual(found["n1"], ["n1/0", "n1/0", "n1/1", "n1/1"])
+        nodes["n1"].wait_log(r"domains n1/0: 0-1; n1/1: 2-3 by NVLink")
+
+    def test_a_fabric_joins_nodes_and_its_bytes_are_no_network_bytes(self):
+        nodes, found = self.domains(2, {"STANDIN_CLIQUE": "7"})
+        self.assertEqual(set(found["n0"] + found["n1"]), {"fabric " + "5a" * 16 + ".7"})
+        f = self.fleet(nodes)
+        s = f.refit(1)
+        f.check(1)
+        self.assertEqual(s.bytes.network, 0)
+        self.assertEqual(s.bytes.domain, 1024 * 2048 + 1024)
+
+    def test_the_config_overrides_what_is_found(self):
+        _, found = self.domains(2, {"STANDIN_CLIQUE": "7", "STANDIN_NVLINK": "2"}, devices__domains="0 1-3")
+        self.assertEqual(found["n1"], ["n1/0", "n1/1", "n1/1", "n1/1"])
+
+    def test_without_nvlink_peer_access_decides(self):
+        _, found = self.domains(2, {"STANDIN_PEER": "1"})
+        self.assertEqual(set(found["n0"]), {"n0"})
+
+
+if __name__ == "__main__":
+    main()
