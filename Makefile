@@ -209,14 +209,14 @@ $(STANDIN)/standin_%:
 endif
 # The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
 .PHONY: check-standin
-STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py)
+STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py nodes_nccl.py)
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
 ifeq ($(CUDA),1)
-check-standin: $(BUILD)/reshardd $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS)
+check-standin: $(BUILD)/reshardd $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS) $(BUILD)/bench/bench_plan_paper
 	@seed=$${STANDIN_SEED:-$$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}; echo "stand-in: STANDIN_SEED=$$seed"; \
 	    LD_LIBRARY_PATH=$(abspath $(STANDIN)) RESHARD_BACKEND=cuda STANDIN_DEVICES=8 STANDIN_DELAY_US=50 STANDIN_SEED=$$seed \
-	    scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin --label "$(LABEL)stand-in " $(foreach t,$(STANDIN_INTEGRATION),-- $(t))
+	    scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin --label "$(LABEL)stand-in " $(foreach t,$(STANDIN_INTEGRATION),-- $(t)) -- test/integration/test_nodes.py Layouts Clients
 else
 check-standin:
 	@echo "no nvcc: the daemon is not run on the stand-in"; echo "0 0 1" >>$(TALLY)
