@@ -124,6 +124,22 @@ static void peers_fill(Reshard__V1__PrepareOrder *to, const struct node_order *o
     }
 }
 
+static void landed_fill(Reshard__V1__PrepareOrder *to, const struct node_order *o,
+                        struct api_scratch *s)
+{
+    Reshard__V1__AttemptLanded *landed = api_scratch_array(s, o->n_landed, sizeof *landed);
+    to->landed = api_scratch_array(s, o->n_landed, sizeof *to->landed);
+    to->n_landed = s->failed ? 0 : o->n_landed;
+    for (size_t i = 0; i < to->n_landed; i++) {
+        reshard__v1__attempt_landed__init(&landed[i]);
+        landed[i].node = o->landed[i].node;
+        landed[i].attempt = o->landed[i].attempt;
+        landed[i].holds.data = (uint8_t *)(uintptr_t)o->landed[i].holds;
+        landed[i].holds.len = o->landed[i].n_bytes;
+        to->landed[i] = &landed[i];
+    }
+}
+
 static void prepare_fill(struct api_order *a, const struct node_order *o, uint64_t now_ns,
                          struct api_scratch *s)
 {
@@ -138,6 +154,7 @@ static void prepare_fill(struct api_order *a, const struct node_order *o, uint64
     to->input_digests = (uint64_t *)(uintptr_t)o->input_digests;
     to->n_input_digests = ATTEMPT_PARTS;
     peers_fill(to, o, s);
+    landed_fill(to, o, s);
     if (o->has_comm_id) {
         to->comm_id.data = (uint8_t *)(uintptr_t)o->comm_id;
         to->comm_id.len = sizeof o->comm_id;
@@ -352,6 +369,25 @@ static int peer_read(const Reshard__V1__AttemptPeer *from, bool listens, struct 
     return 0;
 }
 
+static int landed_read(struct frame *f, const Reshard__V1__PrepareOrder *from, struct err *e)
+{
+    struct attempt_landed *landed = api_frame_array(f, from->n_landed, sizeof *landed);
+    if (landed == NULL)
+        return no_memory(e);
+    for (size_t i = 0; i < from->n_landed; i++) {
+        const Reshard__V1__AttemptLanded *x = from->landed[i];
+        if (x->node >= NODE_MAX || x->holds.len == 0)
+            return err_set(e, RS_EPROTO, "landed: node %u, %zu bytes", x->node, x->holds.len);
+        landed[i] = (struct attempt_landed){.node = x->node,
+                                            .attempt = x->attempt,
+                                            .holds = x->holds.data,
+                                            .n_bytes = (uint32_t)x->holds.len};
+    }
+    f->order.landed = landed;
+    f->order.n_landed = (uint32_t)from->n_landed;
+    return 0;
+}
+
 static int prepare_read(struct frame *f, const Reshard__V1__PrepareOrder *from, uint64_t now_ns,
                         struct err *e)
 {
@@ -378,7 +414,8 @@ static int prepare_read(struct frame *f, const Reshard__V1__PrepareOrder *from, 
         memcpy(to->comm_id, from->comm_id.data, sizeof to->comm_id);
     to->peers = peers;
     to->n_peers = (uint32_t)from->n_peers;
-    return input_read(f, from->input, e);
+    r = landed_read(f, from, e);
+    return r == 0 ? input_read(f, from->input, e) : r;
 }
 
 int api_order_read(const Reshard__V1__NodeOrder *from, uint64_t now_ns, struct frame *ret,

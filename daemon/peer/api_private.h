@@ -7,7 +7,7 @@
 
 /* Arrays that live until the message is packed. */
 struct api_scratch {
-    void *owned[24];
+    void *owned[28];
     unsigned n;
     bool failed; /* RS_ENOMEM */
 };

@@ -111,6 +111,8 @@ static void part_fill(struct api_report *a, const struct node_report *r, uint64_
     to->verified_age_ns = api_age(ev->node.verified_ns, now_ns);
     to->data_port = r->data_port;
     to->data_plane = ev->node.data_plane;
+    to->landed.data = (uint8_t *)(uintptr_t)r->landed;
+    to->landed.len = r->n_landed_bytes;
     folds_fill(to, r, s);
 }
 
@@ -396,6 +398,8 @@ static int part_read(const Reshard__V1__PartEvent *from, uint64_t now_ns, struct
     ev->node.verified_ns = api_time_of_age(from->verified_age_ns, now_ns);
     f->report.data_port = (uint16_t)from->data_port;
     ev->node.data_plane = from->data_plane;
+    f->report.landed = from->landed.len > 0 ? from->landed.data : NULL;
+    f->report.n_landed_bytes = (uint32_t)from->landed.len; /* of a message of FRAME_MAX_BYTES */
     return folds_read(from, f, e);
 }
 _Static_assert(REFIT_EV_NODE_LOST - REFIT_EV_PREPARED == 6, "PartEvent's types stand in a row");

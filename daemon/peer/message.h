@@ -72,6 +72,15 @@ struct attempt_peer {
     uint8_t token[NODE_TOKEN_BYTES];
 };
 
+/* What had landed on a node when an attempt was called off: a bit per hold of its program, lowest first. A retry of that
+ * content by that plan leaves it out at both ends, and verifies it. */
+struct attempt_landed {
+    uint32_t node;
+    uint64_t attempt; /* that was called off */
+    const uint8_t *holds;
+    uint32_t n_bytes;
+};
+
 enum node_order_type {
     NODE_ORDER_PREPARE =
         1, /* plan, compare digests, prepare the data plane; answered PREPARED or FAILED */
@@ -118,6 +127,8 @@ struct node_order {
      * topology's order. One that stands is used again where it has this id, else one is made with it, by each node. */
     bool has_comm_id;
     uint8_t comm_id[NODE_COMM_ID_BYTES];
+    const struct attempt_landed *landed; /* of the nodes that take part */
+    uint32_t n_landed;
 };
 
 enum node_report_type {
@@ -179,6 +190,9 @@ struct node_report {
     /* EVENT STAGED, verification full */
     const struct memory_fold *folds;
     uint32_t n_folds;
+    /* EVENT QUIESCED: as in attempt_landed.holds; NULL: nothing that a retry could leave out */
+    const uint8_t *landed;
+    uint32_t n_landed_bytes;
     /* EVENT NODE_UP: said when the data plane serves and, in this session, every live worker has been reported
      * (ATTACHED): workers of the node that were not are gone. */
     uint16_t data_port;

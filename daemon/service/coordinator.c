@@ -216,6 +216,7 @@ static void event_all(struct coordinator *c, enum refit_event_type type, uint32_
                                           .code = RS_EUNAVAIL,
                                           .text = text,
                                           .expelled = expelled}};
+        landed_drop(&d->landed, node);
         if (type == REFIT_EV_NODE_LOST)
             run_node_quiet(d, node);
         (void)decider_event(d, &ev);

@@ -14,6 +14,7 @@
 #include "base/queue.h"
 #include "peer/message.h"
 #include "refit/refit.h"
+#include "service/landed.h"
 #include "service/speed.h"
 #include "service/state.h"
 
@@ -103,7 +104,9 @@ struct run {
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
     struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
     struct cells_blame *blaming;         /* job; NULL: none */
-    bool differ; /* nodes saw different content: it has failed, or will have */
+    bool started;                        /* START was put */
+    bool distrusted; /* something that has landed is wrong: nothing of it is kept */
+    bool differ;     /* nodes saw different content: it has failed, or will have */
     uint64_t notified_ns;
 };
 
@@ -125,6 +128,7 @@ struct decider {
     struct held_store *held; /* folds of committed versions, for workers that attach again */
     /* The row (held.h) that is written with a commit or catch-up, until that is durable. */
     struct buf folds;
+    struct landed_store landed; /* of the last attempt that was called off while bytes moved */
 };
 
 /* --- coordinator.c ------------------------------------------------------------------------------ */
@@ -192,6 +196,9 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r);
 void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r);
 /* A node has staged: false where it is known by now that the nodes differ, and nobody is to be told. */
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
+/* What a FAILED and a QUIESCED say about what has landed. */
+void run_failed(struct decider *d, const struct node_report *r);
+void run_quiesced(struct decider *d, uint32_t node, const struct node_report *r);
 /* A PROGRESS was taken: watchers hear of it now and then. */
 void run_progress(struct decider *d);
 /* No byte of it moves on that node any more. */

@@ -530,6 +530,7 @@ static void decider_free(struct decider *d)
         roster_remove(container_of(d->roster.next, struct roster_entry, in));
     held_free(d->held);
     buf_close(&d->folds);
+    landed_clear(&d->landed);
     refit_update_close(&d->update);
     refit_free(d->refit);
     mem_free(d->model);

@@ -80,6 +80,10 @@ static void report(struct part *p, const struct member_action *a)
         r.n_folds = p->n_folds;
         cells_tell(p, a->attempt);
     }
+    if (a->report == MEMBER_REPORT_QUIESCED && p->landed.attempt == a->attempt) {
+        r.landed = p->landed.holds;
+        r.n_landed_bytes = p->landed.n_bytes;
+    }
     tell(p, &r);
     if (a->report == MEMBER_REPORT_STAGED)
         crash_point(CRASH_STAGED_TOLD);
@@ -401,6 +405,7 @@ void part_close(struct part *p)
 {
     clear(p);
     link_forget(p->model->service->link, &p->comm);
+    part_landed_clear(p);
     prepare_free(p->next);
     p->next = NULL;
     uv_close((uv_handle_t *)&p->deadline, on_closed);

@@ -3,6 +3,7 @@
  *
  *   part.c          events in, actions out, what is reported
  *   part_prepare.c  PLAN: layouts fetched, plan found or made, memory that workers share → PREPARE of the data plane
+ *   part_landed.c   what of a called off attempt need not be moved again
  *   part_start.c    START → PROGRESS* → fingerprints compared → STAGED; ABORT
  *
  * Private to service/. Loop thread. */
@@ -11,6 +12,7 @@
 
 #include "refit/member.h"
 #include "service/attempt_input.h"
+#include "service/landed.h"
 #include "service/planning.h"
 #include "service/state.h"
 
@@ -26,6 +28,8 @@ struct prepare {
     struct attempt_input *input;
     struct attempt_peer *peers;
     uint32_t n_peers;
+    struct attempt_landed *landed;
+    uint32_t n_landed;
     uint8_t plan_digest[16];
     uint64_t input_digests[ATTEMPT_PARTS];
     uint64_t deadline_ns;
@@ -35,6 +39,14 @@ struct prepare {
 };
 
 struct part {
+    /* What is in shadow memory of an attempt that was called off. */
+    struct part_landed {
+        uint64_t attempt;
+        struct landed_key key;
+        uint8_t *holds; /* owned; as in attempt_landed; NULL: nothing */
+        uint32_t n_bytes;
+        uint64_t *workers; /* of the program's places; owned */
+    } landed;
     struct model *model;
     struct member member;
     uv_timer_t deadline;        /* of ABORTING */
@@ -101,5 +113,10 @@ void part_prepare_forget(struct part *p);
 void part_start(struct part *p);
 void part_abort(struct part *p);
 void part_start_forget(struct part *p);
+/* QUIESCED came from the data plane. What it tells is kept until part_landed_clear. */
+void part_landed_take(struct part *p, const struct wire_packet *packet);
+void part_landed_clear(struct part *p);
+/* RS_EABORTED: the PREPARE says that something is here which is not. */
+int part_landed_check(const struct part *p, struct err *e);
 
 #endif

@@ -21,6 +21,7 @@ void prepare_free(struct prepare *o)
         return;
     attempt_input_free(o->input);
     mem_free(o->peers);
+    landed_free(o->landed, o->n_landed);
     mem_free(o);
 }
 
@@ -41,7 +42,9 @@ struct prepare *prepare_copy(const struct node_order *from)
     memcpy(o->input_digests, from->input_digests, sizeof o->input_digests);
     o->input = attempt_input_copy(from->input);
     o->peers = mem_calloc(from->n_peers, sizeof *o->peers);
-    if (o->input == NULL || o->peers == NULL) {
+    o->landed = landed_copy(from->landed, from->n_landed);
+    o->n_landed = o->landed != NULL ? from->n_landed : 0;
+    if (o->input == NULL || o->peers == NULL || o->landed == NULL) {
         prepare_free(o);
         return NULL;
     }
@@ -231,13 +234,18 @@ struct skips_job {
     struct service *service;
     struct plan_entry *plan;
     struct attempt_input *input;
+    struct attempt_landed *landed;
+    uint32_t n_landed;
     struct buf skips;
     int code;
     struct err err;
 };
 
-static bool node_holds(const struct attempt_input *in, uint32_t node)
+static bool node_holds(const struct attempt_input *in, const struct attempt_landed *landed,
+                       uint32_t n_landed, uint32_t node)
 {
+    if (landed_of(landed, n_landed, node) != NULL)
+        return true;
     for (uint32_t i = 0; i < in->n_participants; i++)
         if (in->participants[i].held && in->participants[i].node == node)
             return true;
@@ -246,22 +254,24 @@ static bool node_holds(const struct attempt_input *in, uint32_t node)
 
 static bool others_hold(const struct part *p)
 {
-    const struct attempt_input *in = p->now->input;
-    for (uint32_t i = 0; i < in->n_participants; i++)
-        if (in->participants[i].held && in->participants[i].node != p->model->service->node)
+    const struct prepare *o = p->now;
+    for (uint32_t i = 0; i < o->input->topology->n_nodes; i++)
+        if (o->input->nodes[i] != p->model->service->node &&
+            node_holds(o->input, o->landed, o->n_landed, o->input->nodes[i]))
             return true;
     return false;
 }
 
-/* A byte per hold of the program: its place is a worker that holds the content. */
-static uint8_t *held_table(const struct program *p, const struct attempt_input *in)
+/* A byte per hold of the program: its place is a worker that holds the content, or this much of it had landed before. */
+static uint8_t *held_table(const struct program *p, const struct attempt_input *in,
+                           const struct attempt_landed *landed)
 {
     uint8_t *held = mem_calloc(p->n_holds, 1);
     for (uint32_t i = 0; held != NULL && i < p->n_holds; i++) {
         const struct program_place *x = &p->places[p->holds[i].place];
         const struct participant *who =
             x->side == PROGRAM_DESTINATION ? attempt_input_find(in, 1 + x->layout, x->rank) : NULL;
-        held[i] = who != NULL && who->held;
+        held[i] = who != NULL && (who->held || (landed != NULL && landed_bit(landed, i)));
     }
     return held;
 }
@@ -276,7 +286,11 @@ static int node_skips(struct skips_job *j, uint32_t node)
         r = err_set(&j->err, RS_ENOMEM, "no memory for the program of another node");
     if (r == 0)
         r = program_open(b.data, b.n_bytes, &program, &j->err);
-    uint8_t *held = r == 0 ? held_table(&program, j->input) : NULL;
+    const struct attempt_landed *landed = landed_of(j->landed, j->n_landed, j->input->nodes[node]);
+    if (r == 0 && landed != NULL && landed->n_bytes != landed_bytes(program.n_holds))
+        r = err_set(&j->err, RS_EPROTO, "node %u says of %u holds what had landed; it has %u",
+                    landed->node, landed->n_bytes * 8, program.n_holds);
+    uint8_t *held = r == 0 ? held_table(&program, j->input, landed) : NULL;
     if (r == 0 && (held == NULL || skips_encode(&program, held, &j->skips) != 0))
         r = err_set(&j->err, RS_ENOMEM, "no memory for what other nodes hold");
     mem_free(held);
@@ -288,7 +302,7 @@ static void skips_work(uv_work_t *work)
 {
     struct skips_job *j = container_of(work, struct skips_job, work);
     for (uint32_t i = 0; j->code == 0 && i < j->input->topology->n_nodes; i++)
-        if (i != j->plan->node && node_holds(j->input, j->input->nodes[i]))
+        if (i != j->plan->node && node_holds(j->input, j->landed, j->n_landed, j->input->nodes[i]))
             j->code = node_skips(j, i);
 }
 
@@ -298,6 +312,7 @@ static void skips_free(struct skips_job *j)
 {
     plan_entry_unref(j->plan);
     attempt_input_free(j->input);
+    landed_free(j->landed, j->n_landed);
     buf_close(&j->skips);
     mem_free(j);
 }
@@ -331,8 +346,11 @@ static int skips_start(struct part *p)
     j->service = s;
     j->plan = plan_entry_ref(p->plan);
     j->input = attempt_input_copy(p->now->input);
+    j->landed = landed_copy(p->now->landed, p->now->n_landed);
+    j->n_landed = j->landed != NULL ? p->now->n_landed : 0;
     buf_init(&j->skips);
-    if (j->input == NULL || uv_queue_work(s->loop, &j->work, skips_work, skips_done) != 0) {
+    if (j->input == NULL || j->landed == NULL ||
+        uv_queue_work(s->loop, &j->work, skips_work, skips_done) != 0) {
         skips_free(j);
         return RS_ENOMEM;
     }
@@ -436,7 +454,9 @@ static int fd_add(struct prepare_fds *x, const char *name, const void *data, siz
 static int held_add(const struct part *p, struct prepare_fds *x, struct err *e)
 {
     const struct program *program = &p->plan->program;
-    uint8_t *held = held_table(program, p->now->input);
+    uint8_t *held =
+        held_table(program, p->now->input,
+                   landed_of(p->now->landed, p->now->n_landed, p->model->service->node));
     if (held == NULL)
         return err_set(e, RS_ENOMEM, "no memory to prepare");
     int r = fd_add(x, "reshard-held", held, program->n_holds, e);
@@ -470,7 +490,8 @@ static int fds_make(const struct part *p, const struct buf *skips, struct wire_p
     int r = 0;
     x->fds[x->n++] = p->plan->program_fd;
     x->fds[x->n++] = p->plan->tensors_fd;
-    body->has_held = node_holds(p->now->input, p->model->service->node);
+    body->has_held =
+        node_holds(p->now->input, p->now->landed, p->now->n_landed, p->model->service->node);
     body->has_peers = p->now->n_peers > 0;
     body->has_skips = skips != NULL && skips->n_bytes > 0;
     if (body->has_held)
@@ -528,9 +549,13 @@ static void prepare_send(struct part *p, const struct buf *skips)
 
 void part_prepare(struct part *p)
 {
+    struct err e = {0};
+    int r;
     if (p->plan->node == PLAN_NO_NODE)
         part_answer(p, MEMBER_EV_MADE_READY, RS_EPROTO,
                     "PREPARE, but no worker of this node takes part", NULL);
+    else if ((r = part_landed_check(p, &e)) != 0)
+        part_answer(p, MEMBER_EV_MADE_READY, r, err_text(&e, r), NULL);
     else if (!others_hold(p))
         prepare_send(p, NULL);
     else if (skips_start(p) != 0)

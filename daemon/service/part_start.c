@@ -31,7 +31,7 @@ struct landed_job {
     struct err err;
 };
 
-static void landed_free(struct landed_job *j)
+static void job_free(struct landed_job *j)
 {
     uint32_t n_ranks = j->plan->source->layout->n_ranks;
     for (uint32_t i = 0; j->publications != NULL && i < n_ranks; i++)
@@ -88,7 +88,7 @@ static struct landed_job *landed_new(struct part *p)
     j->plan = plan_entry_ref(p->plan);
     if (publications_take(p, j) == 0 && sums_make(j) == 0)
         return j;
-    landed_free(j);
+    job_free(j);
     return NULL;
 }
 
@@ -177,7 +177,7 @@ static void landed_done(uv_work_t *work, int status)
             part_answer(p, MEMBER_EV_LANDED, j->code, err_text(&j->err, j->code), NULL);
         }
     }
-    landed_free(j);
+    job_free(j);
     s->n_jobs--;
     service_stop_if_idle(s);
 }
@@ -205,7 +205,7 @@ static int landed_start(struct part *p, struct wire_packet *packet, struct err *
     if (r == 0 && uv_queue_work(j->service->loop, &j->work, landed_work, landed_done) != 0)
         r = err_set(e, RS_EINTERNAL, "no thread to compare fingerprints on");
     if (r != 0) {
-        landed_free(j);
+        job_free(j);
         return r;
     }
     j->service->n_jobs++;
@@ -240,6 +240,7 @@ static void on_progress(struct link_request *r, const struct wire_progress *prog
 static void memory_open(struct part *p)
 {
     const struct attempt_input *in = p->now->input;
+    part_landed_clear(p);
     for (uint32_t i = 0; i < in->n_participants; i++) {
         const struct participant *x = &in->participants[i];
         struct lease *l = x->layout != 0 && !x->held && x->node == p->model->service->node
@@ -288,7 +289,8 @@ static void on_quiesced(struct link_request *r, int code, struct wire_packet *pa
                         const struct err *e)
 {
     struct part *p = container_of(r, struct part, abort);
-    (void)packet;
+    if (code == 0)
+        part_landed_take(p, packet);
     if (code != RS_EPEER && code != RS_ECANCELED) /* a dead data plane is told once for all */
         part_answer(p, MEMBER_EV_QUIET, code, code != 0 ? err_text(e, code) : "", NULL);
 }

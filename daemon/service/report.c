@@ -235,6 +235,7 @@ static int roster_put(struct decider *d, uint32_t node, const struct node_report
     entry->side = r->event.attached.side;
     entry->layout = layout_entry_ref(layout);
     entry->reported = true;
+    landed_drop(&d->landed, node);
     fold_note(entry, r, ev);
     return 0;
 }
@@ -406,6 +407,7 @@ static uint64_t worker_of(const struct refit_event *ev)
 static void on_left(struct decider *d, uint32_t node, const struct node_report *r)
 {
     struct refit_event ev = r->event;
+    landed_drop(&d->landed, node);
     event_give(d, node, &ev, 0);
     struct roster_entry *entry = roster_find(d, r->event.left.worker);
     if (entry != NULL)
@@ -419,8 +421,10 @@ static void on_attempt(struct decider *d, uint32_t node, const struct node_repor
     ev.cookie = 0;
     if (ev.type == REFIT_EV_STAGED && !run_staged(d, node, r))
         return;
+    if (ev.type == REFIT_EV_FAILED)
+        run_failed(d, r);
     if (ev.type == REFIT_EV_QUIESCED)
-        run_node_quiet(d, node);
+        run_quiesced(d, node, r);
     (void)decider_event(d, &ev);
     if (ev.type == REFIT_EV_PROGRESS)
         run_progress(d);

@@ -32,11 +32,20 @@
 
 enum { WATCH_INTERVAL_MS = 100 };
 
+/* Whatever is wrong, a retry moves all of it. */
+static void distrust(struct decider *d)
+{
+    d->run.distrusted = true;
+    landed_clear(&d->landed);
+}
+
 static void failed(struct decider *d, uint32_t node, int code, const char *text, uint64_t worker)
 {
     struct refit_event ev = {
         .type = REFIT_EV_FAILED,
         .node = {.node = node, .attempt = d->run.id, .code = code, .text = text, .worker = worker}};
+    if (code == RS_EDATALOSS)
+        distrust(d);
     (void)decider_event(d, &ev);
 }
 
@@ -322,6 +331,36 @@ static void peers_fill(const struct decider *d, uint32_t index, struct attempt_p
     }
 }
 
+static struct landed_key landed_key(const struct decider *d)
+{
+    struct landed_key key = {.version = d->run.version, .content = d->run.content};
+    memcpy(key.plan, plan_totals(d->run.plan->plan)->digest, sizeof key.plan);
+    return key;
+}
+
+void run_failed(struct decider *d, const struct node_report *r)
+{
+    if (r->event.node.attempt != d->run.id)
+        return;
+    if (r->event.node.code == RS_EDATALOSS)
+        distrust(d);
+    if (!d->run.started) /* perhaps what should have landed is not there */
+        landed_clear(&d->landed);
+}
+
+void run_quiesced(struct decider *d, uint32_t node, const struct node_report *r)
+{
+    run_node_quiet(d, node);
+    if (r->event.node.attempt != d->run.id || !d->run.started || d->run.distrusted ||
+        d->run.kind == REFIT_KIND_REHEARSAL || /* of which nothing is wanted afterwards */
+        d->run.content == 0 || d->run.plan == NULL || r->landed == NULL || node_of(d, node) == NULL)
+        return;
+    const struct landed_key key = landed_key(d);
+    const struct attempt_landed said = {
+        .node = node, .attempt = d->run.id, .holds = r->landed, .n_bytes = r->n_landed_bytes};
+    landed_note(&d->landed, &key, &said);
+}
+
 static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_timeout_ms,
                         const uint64_t digests[ATTEMPT_PARTS])
 {
@@ -344,6 +383,9 @@ static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_tim
     if (peers == NULL)
         return RS_ENOMEM;
     peers_fill(d, index, peers);
+    const struct landed_key key = landed_key(d);
+    if (o.content != 0)
+        o.landed = landed_find(&d->landed, &key, &o.n_landed);
     o.has_comm_id = d->run.comm.has;
     memcpy(o.comm_id, d->run.comm.id, sizeof o.comm_id);
     memcpy(o.plan_digest, plan_totals(d->run.plan->plan)->digest, sizeof o.plan_digest);
@@ -434,6 +476,8 @@ static struct node_order order_of(const struct decider *d, const struct refit_ac
 void run_start(struct decider *d, const struct refit_action *a)
 {
     struct node_order o = order_of(d, a, NODE_ORDER_START);
+    d->run.started = true;
+    landed_clear(&d->landed); /* it has gone into the PREPAREs; memory is written anew */
     int r = coordinator_order(d->coordinator, a->node, &o);
     char text[160];
     if (r == 0)

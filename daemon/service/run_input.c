@@ -166,6 +166,12 @@ static int feed_tensors_check(const struct layout *feed, const struct layout *to
 {
     for (uint32_t i = 0; i < to->n_tensors; i++) {
         int64_t t = layout_find(feed, to->tensors[i].name);
+        if (to->tensors[i].derived_from != NULL)
+            return err_set(
+                e, RS_EPRECOND,
+                "tensor '%s' of layout '%s' is derived from weights that only the trainer has; "
+                "let it publish again",
+                to->tensors[i].name, to->name);
         if (t >= 0 && feed->tensors[t].dtype != to->tensors[i].dtype)
             return err_set(
                 e, RS_EPRECOND,

@@ -298,6 +298,102 @@ class Released(unittest.TestCase):
             self.assertIn("SOURCE_GONE", s.reason)
 
 
+class Retry(unittest.TestCase):
+    """An attempt ends in the middle of its bytes: what has landed in shadow memory is not moved again, but verified."""
+
+    def stop(self, f, version):
+        """Called off by hand after some bytes have landed; returns how it ended."""
+        f.until_bytes_move(version)
+        f.daemon.admin(f.trainer.token).Abort(pb.AbortRequest(model="m", version=version, reason="to see what is kept"),
+                                              timeout=WAIT_S)
+        s = f.final(version)
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        return s
+
+    def check_kept(self, first, second):
+        self.assertEqual(second.phase, pb.PHASE_COMMITTED, second.reason)
+        self.assertGreater(second.bytes.skipped, 0)
+        self.assertEqual(second.bytes.skipped + second.bytes.landed, second.bytes.total)
+        self.assertLess(second.bytes.network, second.bytes.network_minimum)
+
+    def test_what_has_landed_is_not_moved_again(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = SlowFleet(d, automatic=True)
+            f.publish(1)
+            f.submit(1, "one")
+            first = self.stop(f, 1)
+            f.publish_again(1)
+            f.submit(1, "two")
+            self.check_kept(first, f.final(1))
+            for w in f.destinations:
+                w.apply(1)
+                self.assertTrue(f.live_is(w, 1), w.rank)
+
+    def test_what_has_landed_and_was_written_over_since_is_caught(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = SlowFleet(d, automatic=True)
+            f.publish(1)
+            f.submit(1, "one")
+            self.stop(f, 1)
+            for w in f.destinations:  # a stray write over all of it
+                w.memory[w.shadow:] = bytes([POISON]) * (len(w.memory) - w.shadow)
+            f.publish_again(1)
+            f.submit(1, "two")
+            s = f.final(1)
+            self.assertEqual(s.phase, pb.PHASE_ABORTED)
+            self.assertIn("tensor 'big'", s.reason)
+            f.publish_again(1)
+            f.submit(1, "three")  # nothing is believed any more: all is moved
+            s = f.final(1)
+            self.assertEqual((s.phase, s.bytes.skipped), (pb.PHASE_COMMITTED, 0))
+            for w in f.destinations:
+                w.apply(1)
+                self.assertTrue(f.live_is(w, 1), w.rank)
+
+    def test_other_content_is_moved_whole(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = SlowFleet(d, automatic=True)
+            f.publish(1)
+            f.submit(1, "one")
+            self.stop(f, 1)
+            f.publish(2)
+            f.submit(2)
+            s = f.final(2)
+            self.assertEqual((s.phase, s.bytes.skipped), (pb.PHASE_COMMITTED, 0))
+            for w in f.destinations:
+                w.apply(2)
+                self.assertTrue(f.live_is(w, 2), w.rank)
+
+    def test_a_worker_that_came_back_with_other_memory_is_given_all_of_it(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = SlowFleet(d, automatic=True)
+            f.publish(1)
+            f.submit(1, "one")
+            self.stop(f, 1)
+            f.destinations[2].goodbye()
+            f.destinations[2] = Worker(Client(d), "m", pb.SIDE_DESTINATION, slow_destination(), 2, 6, pb.RECEIVE_STAGED, True)
+            f.publish_again(1)
+            f.submit(1, "two")
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            for w in f.destinations:
+                w.apply(1)
+                self.assertTrue(f.live_is(w, 1), w.rank)
+
+    def test_both_ends_of_a_network_leave_out_the_same(self):
+        cluster = nodes.of_case(self, nodes.Nodes(2, rate="40mbit", devices__chunk_bytes=16384))
+        cluster.need_namespaces(self)
+        f = nodes.Fleet(cluster, nodes.bulk("train", [1], [None]), nodes.bulk("rollout", [2], [0], instances=[[0, 1]]),
+                        ["n0:0"], ["n1:0", "n0:1"], worker=nodes.BulkWorker)
+        f.publish(1)
+        f.submit(1, "one")
+        first = self.stop(f, 1)
+        for w in f.sources:
+            w.publish(1)
+        f.submit(1, "two")
+        self.check_kept(first, f.final(1))
+        f.check(1)
+
+
 class TwoNodes(unittest.TestCase):
     def test_a_newcomer_on_another_node_is_fed_over_the_network(self):
         cluster = nodes.of_case(self, nodes.Nodes(2))

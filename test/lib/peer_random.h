@@ -101,6 +101,10 @@ static void rnd_node_event(uint64_t *s, struct pool *pool, struct node_report *r
         folds[i].fold = random_next(s);
     }
     r->folds = folds;
+    r->n_landed_bytes = (uint32_t)rnd(s, 20);
+    uint8_t *landed = pool_take(pool, r->n_landed_bytes, 1);
+    rnd_bytes(s, landed, r->n_landed_bytes);
+    r->landed = landed;
 }
 
 static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
@@ -291,6 +295,15 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
         rnd_bytes(s, peers[i].token, sizeof peers[i].token);
     }
     o->peers = peers;
+    o->n_landed = (uint32_t)rnd(s, 4);
+    struct attempt_landed *landed = pool_take(pool, o->n_landed, sizeof *landed);
+    for (uint32_t i = 0; i < o->n_landed; i++) {
+        uint32_t n = 1 + (uint32_t)rnd(s, 30);
+        uint8_t *holds = pool_take(pool, n, 1);
+        rnd_bytes(s, holds, n);
+        landed[i] = (struct attempt_landed){(uint32_t)rnd(s, NODE_MAX), random_next(s), holds, n};
+    }
+    o->landed = landed;
     o->has_comm_id = rnd(s, 2) != 0;
     if (o->has_comm_id)
         rnd_bytes(s, o->comm_id, sizeof o->comm_id);
@@ -436,6 +449,7 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
             say_hex(b, r->folds[i].layout, 16);
             buf_printf(b, "%u %" PRIu64 " ", r->folds[i].rank, r->folds[i].fold);
         }
+        say_hex(b, r->landed, r->n_landed_bytes);
     }
 }
 
@@ -498,6 +512,10 @@ static void say_order(struct buf *b, const struct node_order *o, uint64_t shift)
     }
     buf_printf(b, "comm %d ", o->has_comm_id);
     say_hex(b, o->comm_id, sizeof o->comm_id);
+    for (uint32_t i = 0; i < o->n_landed; i++) {
+        buf_printf(b, "landed %u %" PRIu64 " ", o->landed[i].node, o->landed[i].attempt);
+        say_hex(b, o->landed[i].holds, o->landed[i].n_bytes);
+    }
     say_input(b, o->input);
 }
 
