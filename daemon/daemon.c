@@ -32,6 +32,7 @@ struct daemon {
     struct rpc_server *server;
     struct rpc_method *methods; /* owned; for as long as the server lives */
     bool stopping, failed;
+    bool watching; /* signals */
 };
 
 static void tell_systemd(const char *state)
@@ -47,6 +48,12 @@ static void on_service_stopped(void *arg)
 {
     struct daemon *d = arg;
     d->service = NULL;
+    if (!d->watching)
+        return;
+    uv_close((uv_handle_t *)&d->term, NULL);
+    uv_close((uv_handle_t *)&d->interrupt, NULL);
+    (void)signal(SIGTERM, SIG_IGN); /* what is left is to exit */
+    (void)signal(SIGINT, SIG_IGN);
 }
 
 static void on_server_stopped(void *arg)
@@ -57,13 +64,12 @@ static void on_server_stopped(void *arg)
     service_stop(d->service, on_service_stopped, d);
 }
 
-/* Calls first, then clients and the data plane, then the ledger. */
+/* Calls first, then clients and the data plane, then the ledger. Signals are watched to the end: an impatient second
+ * one must not cut the ledger off. */
 static void stop(struct daemon *d)
 {
     d->stopping = true;
     tell_systemd("STOPPING=1");
-    uv_close((uv_handle_t *)&d->term, NULL);
-    uv_close((uv_handle_t *)&d->interrupt, NULL);
     rpc_server_stop(d->server, STOP_GRACE_MS, on_server_stopped, d);
 }
 
@@ -145,6 +151,7 @@ static void signals_watch(struct daemon *d)
     d->term.data = d->interrupt.data = d;
     (void)uv_signal_start(&d->term, on_signal, SIGTERM);
     (void)uv_signal_start(&d->interrupt, on_signal, SIGINT);
+    d->watching = true;
 }
 
 /* The lock beside the socket comes before anything that another daemon could be using. */
