@@ -100,12 +100,12 @@ static uint64_t batches(uint64_t n_boxes)
     return (n_boxes + BATCH_COPIES - 1) / BATCH_COPIES;
 }
 
-/* Messages of one round, until the group is full. */
+/* Messages of one round, until the group is full. cursors NULL: batches are not counted. */
 static uint64_t count_groups(const struct program *p, const struct program_device *d,
                              uint32_t most_messages, struct cursor *cursors, uint64_t *ret_batches)
 {
     uint64_t groups = 0;
-    for (uint32_t k = 0; k < p->n_streams; k++)
+    for (uint32_t k = 0; cursors != NULL && k < p->n_streams; k++)
         cursors[k] = (struct cursor){p->streams[k].first_item, 0};
     for (uint32_t i = d->first_message, end = d->first_message + d->n_messages; i < end; groups++) {
         uint32_t round = p->messages[i].round, n = 0;
@@ -114,8 +114,9 @@ static uint64_t count_groups(const struct program *p, const struct program_devic
              i++, n++) {
             const struct program_message *m = &p->messages[i];
             bytes += m->end - m->begin;
-            *(p->streams[m->stream].send != 0 ? &packs : &unpacks) +=
-                boxes_of(p, m, &cursors[m->stream]);
+            if (cursors != NULL)
+                *(p->streams[m->stream].send != 0 ? &packs : &unpacks) +=
+                    boxes_of(p, m, &cursors[m->stream]);
         }
         *ret_batches += batches(packs) + batches(unpacks);
     }
@@ -137,7 +138,7 @@ static struct load load_of(const struct program *p, const struct program_device 
         seen[s->peer] = 1;
     }
     x.groups_most = count_groups(p, d, least, cursors, &x.launches_most);
-    x.groups_least = count_groups(p, d, GROUP_MESSAGES, cursors, &ignored);
+    x.groups_least = count_groups(p, d, GROUP_MESSAGES, NULL, &ignored);
     return x;
 }
 
