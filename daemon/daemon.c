@@ -136,7 +136,11 @@ static void first_line(const struct daemon *d)
     if (rpc_server_port(d->server) != 0)
         (void)snprintf(tcp, sizeof tcp, ", tcp port %u", rpc_server_port(d->server));
     log_info("reshardd serves: node %s, backend %s, devices %u, domains %s, socket %s%s", c->node,
-             c->backend, c->devices, c->domains[0] != '\0' ? c->domains : "one", c->socket, tcp);
+             c->backend, c->devices,
+             c->domains[0] != '\0'             ? c->domains
+             : strcmp(c->backend, "cuda") == 0 ? "as the data plane finds them"
+                                               : "one",
+             c->socket, tcp);
     if (c->n_nodes > 0)
         log_info("cluster: %u nodes, coordinator %s at %s, this one at %s, data at %s, %s",
                  c->n_nodes, c->coordinator, c->nodes[c->coordinator_index].address,
