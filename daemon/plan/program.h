@@ -17,8 +17,9 @@
  * Order and why it cannot deadlock: each device runs its messages in the order (round,
  * stream.order), in groups of consecutive messages that need at most ring_slots slots. That order
  * is the same total order on all devices, and a message comes after all that it depends on; so the
- * least unfinished message always has both of its ends at the front. A group never spans two
- * rounds. */
+ * least unfinished message always has both of its ends at the front. A transport may let a device go
+ * on before what it has sent is received, as long as it keeps the order: that waits for less, so the
+ * same holds. A group never spans two rounds. */
 #ifndef RS_PLAN_PROGRAM_H
 #define RS_PLAN_PROGRAM_H
 

@@ -25,6 +25,11 @@
  * accepted. An aborted send leaves its frame unfinished; it is filled with zeros once the next
  * attempt has begun, and the receiver drains it as stale.
  *
+ * A group whose buffers are free, of which nothing but answers is missing, makes way for one that
+ * waits behind it: else each group would take a round trip, and a device could be no further than
+ * its slowest peer. It trails: its messages stay in their links until the answers are there, read
+ * by the groups that follow; the last group waits for those to all.
+ *
  * Locks: node.mutex, then port.io, then tcp.mutex. */
 #ifndef RS_TRANSPORT_TCP_H
 #define RS_TRANSPORT_TCP_H
@@ -61,6 +66,7 @@ struct tcp_message {
     uint64_t claimed; /* given to frames */
     uint64_t moved;   /* written, or landed */
     bool send, network, posted, done;
+    bool released;   /* its buffer is touched no more */
     bool accepted;   /* sends: the ACCEPT came; receives: it is written */
     bool answer_due; /* receives: the ACCEPT is to be written */
 };
@@ -124,6 +130,8 @@ struct tcp_port {
     int epoll, wake;
     struct queue links, active;
     struct tcp_group *group; /* the one that runs */
+    struct queue trailing;   /* groups before it, of which answers are missing */
+    uint32_t n_trailing;
     struct pace pace;
     uint64_t next_due_ns; /* of paced frames, since the last pump */
     uint64_t ticked_ns;
@@ -132,6 +140,7 @@ struct tcp_port {
     struct tcp_link **in, **out; /* [n_devices], under tcp.mutex; a link stays once it is there */
     _Atomic uint64_t sent_bytes[2], received_bytes[2]; /* [network] */
     _Atomic uint64_t messages, stale_frames;
+    _Atomic uint32_t n_waiting; /* groups enqueued behind the one that runs */
 };
 
 struct tcp_peer {
@@ -170,11 +179,13 @@ struct tcp {
 };
 
 struct tcp_group {
-    struct transport_group *group;
+    struct queue in_trailing;
+    struct transport_group *group; /* NULL: it trails */
     struct tcp_port *port;
     struct err err;
     uint64_t attempt;
     uint32_t n_messages, n_open;
+    uint32_t n_buffers; /* messages that are not released */
     int status;
     struct tcp_message messages[];
 };
@@ -225,7 +236,7 @@ struct tcp_message *tcp_link_find(struct tcp_link *l, uint64_t sequence);
 struct tcp_message *tcp_link_unsent(struct tcp_link *l);
 struct tcp_message *tcp_link_unanswered(struct tcp_link *l);
 bool tcp_link_pump(struct tcp_link *l);
-/* Ends the message if all of it is through. */
+/* Ends the message if all of it is through, and its group if that trails and this was the last. */
 void tcp_link_settle(struct tcp_link *l, struct tcp_message *m);
 void tcp_link_withdraw(struct tcp_link *l, struct tcp_message *m);
 /* Fails the group that runs, if it waits for this link; text says what happened. */
@@ -244,6 +255,8 @@ int tcp_connect(struct transport *transport, struct transport_connect *c);
 uint64_t tcp_dial_step(struct tcp *t, uint64_t now);
 
 /* --- transport_tcp.c --- */
+/* Of one that trails: no link knows its messages any more. */
+void tcp_group_forget(struct tcp_group *g);
 struct tcp *tcp_of_transport(const struct transport *t);
 struct tcp_port *tcp_port_of(const struct tcp *t, uint32_t device);
 uint64_t tcp_beat_ns(const struct tcp *t);

@@ -123,12 +123,21 @@ static void leave(struct tcp_link *l, struct tcp_message *m)
 
 void tcp_link_settle(struct tcp_link *l, struct tcp_message *m)
 {
-    if (m->done || m->moved < m->bytes || !m->accepted)
+    struct tcp_group *g = m->group;
+    if (m->done || m->moved < m->bytes)
+        return;
+    if (!m->released && (m->send || m->accepted)) {
+        m->released = true;
+        g->n_buffers--;
+    }
+    if (!m->accepted)
         return;
     m->done = true;
-    m->group->n_open--;
+    g->n_open--;
     atomic_fetch_add(&l->port->messages, 1);
     leave(l, m);
+    if (g->group == NULL && g->n_open == 0)
+        tcp_group_forget(g);
 }
 
 void tcp_link_withdraw(struct tcp_link *l, struct tcp_message *m)
@@ -281,7 +290,7 @@ bool tcp_link_pump(struct tcp_link *l)
 static void check_silence(struct tcp_link *l, uint64_t now)
 {
     uint64_t silence_ns = l->port->tcp->options.silence_ms * UINT64_C(1000000);
-    if (!queue_empty(&l->messages) && now - l->heard_ns > silence_ns)
+    if (l->port->group != NULL && !queue_empty(&l->messages) && now - l->heard_ns > silence_ns)
         tcp_link_fail(l, RS_EDEADLINE, "nothing was heard of it for %u ms",
                       l->port->tcp->options.silence_ms);
 }

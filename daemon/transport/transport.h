@@ -6,7 +6,8 @@
  * TCP connections; both pass one contract test.
  *
  * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes
- * and tag, else both groups fail (RS_EPROTO). A group starts when the work before it on its stream is done,
+ * and tag, else both groups fail (RS_EPROTO; a sender's group that had another one behind it may be over by then: a
+ * later one of its device fails). A group starts when the work before it on its stream is done,
  * all its messages progress together, and the stream goes on when all are complete. Buffers stay
  * untouched by others until then. Every frame carries epoch and attempt; what belongs to another
  * attempt is dropped and counted. */

@@ -17,6 +17,7 @@
 /* One stream: on loopback two and four cost more CPU time per byte and are no faster, since a
  * device's sockets are served by one thread. */
 enum { MAX_DEVICES = 16384, SILENCE_MS = 4000, DEFAULT_STREAMS = 1, BEATS_PER_SILENCE = 4 };
+enum { MOST_TRAILING = 64 }; /* groups of a port whose answers are missing */
 
 struct tcp *tcp_of_transport(const struct transport *t)
 {
@@ -33,6 +34,40 @@ struct tcp_port *tcp_port_of(const struct tcp *t, uint32_t device)
     return device < t->n_devices ? t->peers[device].port : NULL;
 }
 
+/* --- groups that trail ------------------------------------------------------------------------ */
+
+static void withdraw(struct tcp_group *g)
+{
+    for (uint32_t i = 0; i < g->n_messages; i++)
+        tcp_link_withdraw(g->messages[i].link, &g->messages[i]);
+}
+
+void tcp_group_forget(struct tcp_group *g)
+{
+    queue_remove(&g->in_trailing);
+    g->port->n_trailing--;
+    mem_free(g);
+}
+
+/* It is over for its caller; of its messages only answers are missing. */
+static void trail(struct tcp_group *g)
+{
+    g->group = NULL;
+    for (uint32_t i = 0; i < g->n_messages; i++)
+        g->messages[i].from = NULL;
+    queue_push(&g->port->trailing, &g->in_trailing);
+    g->port->n_trailing++;
+}
+
+static void drop_trailing(struct tcp_port *port)
+{
+    queue_foreach_safe (q, next, &port->trailing) {
+        struct tcp_group *g = container_of(q, struct tcp_group, in_trailing);
+        withdraw(g);
+        tcp_group_forget(g);
+    }
+}
+
 /* --- ports ------------------------------------------------------------------------------------ */
 
 static void wake(struct tcp_port *port)
@@ -45,6 +80,7 @@ static void wake(struct tcp_port *port)
 static void port_free(struct tcp_port *port)
 {
     struct tcp *t = port->tcp;
+    drop_trailing(port);
     for (uint32_t i = 0; i < t->n_devices && port->in != NULL && port->out != NULL; i++) {
         tcp_link_free(port->in[i]);
         tcp_link_free(port->out[i]);
@@ -80,6 +116,7 @@ static int port_new(struct tcp *t, uint32_t device, struct tcp_port **ret)
     port->epoll = port->wake = -1;
     queue_init(&port->links);
     queue_init(&port->active);
+    queue_init(&port->trailing);
     queue_init(&port->arrivals);
     rs_assert(pthread_mutex_init(&port->io, NULL) == 0);
     port->in = mem_calloc(t->n_devices, sizeof(struct tcp_link *));
@@ -232,13 +269,34 @@ static bool may_start(struct tcp_group *g)
     return g->status == 0;
 }
 
+static bool group_stopped(const struct tcp_group *g)
+{
+    return g->status != 0 || atomic_load(&g->port->tcp->aborted);
+}
+
+/* What it sent and received is through; answers may be missing where another group follows. */
+static bool group_through(const struct tcp_group *g)
+{
+    const struct tcp_port *port = g->port;
+    if (g->n_open == 0 && port->n_trailing == 0)
+        return true;
+    return g->n_buffers == 0 && port->n_trailing < MOST_TRAILING &&
+           atomic_load(&port->n_waiting) > 0;
+}
+
 static bool group_over(const struct tcp_group *g)
 {
-    return g->n_open == 0 || g->status != 0 || atomic_load(&g->port->tcp->aborted);
+    return group_through(g) || group_stopped(g);
 }
 
 static void post_all(struct tcp_group *g, uint64_t now)
 {
+    queue_foreach (q, &g->port->active) { /* by messages that trail: nobody listened meanwhile */
+        struct tcp_link *l = container_of(q, struct tcp_link, in_active);
+        l->heard_ns = now;
+        if (l->lost)
+            tcp_link_fail(l, RS_EPEER, "its connection broke: %s", l->why);
+    }
     for (uint32_t i = 0; i < g->n_messages; i++)
         tcp_link_post(g->messages[i].link, &g->messages[i], now);
 }
@@ -269,12 +327,13 @@ static void tick_if_due(struct tcp_port *port)
         tcp_port_tick(port, now);
 }
 
-/* A group that moves without ever waiting looks here for what else has come, now and then. */
-static void run_group_messages(struct tcp_group *g)
+/* True when it is through. A group that moves without ever waiting looks here for what else has come, now and then. */
+static bool run_group_messages(struct tcp_group *g)
 {
     enum { PUMPS_PER_LOOK = 64 };
     struct tcp_port *port = g->port;
-    for (unsigned i = 1; !group_over(g); i++) {
+    bool through = group_through(g);
+    for (unsigned i = 1; !through && !group_stopped(g); i++) {
         bool moved = pump(port);
         if (!group_over(g) && (!moved || i % PUMPS_PER_LOOK == 0)) {
             if (moved)
@@ -284,24 +343,32 @@ static void run_group_messages(struct tcp_group *g)
         }
         if (!group_over(g))
             tick_if_due(port); /* so that a peer hears of us in the middle of a long message */
+        through = group_through(g);
     }
+    return through && g->status == 0;
 }
 
 /* Under port.io. Afterwards nobody touches the group's buffers. */
 static void run_locked(struct tcp_group *g)
 {
     struct tcp_port *port = g->port;
-    if (!may_start(g))
+    if (!may_start(g)) {
+        drop_trailing(port);
         return;
+    }
     uint64_t now = clock_mono_ns();
     port->group = g;
     port->ticked_ns = now;
     post_all(g, now);
     tcp_port_adopt(port);
-    run_group_messages(g);
-    for (uint32_t i = 0; i < g->n_messages; i++)
-        tcp_link_withdraw(g->messages[i].link, &g->messages[i]);
+    bool through = run_group_messages(g);
     port->group = NULL;
+    if (through && g->n_open > 0)
+        trail(g);
+    if (through)
+        return;
+    withdraw(g);
+    drop_trailing(port);
 }
 
 /* On the stream's thread. Nothing touches the transport once it counts as over. */
@@ -311,15 +378,18 @@ static void run_group(void *arg)
     struct tcp_port *port = g->port;
     struct tcp *t = port->tcp;
     struct transport_group *group = g->group;
+    (void)atomic_fetch_sub(&port->n_waiting, 1);
     (void)pthread_mutex_lock(&port->io);
     run_locked(g);
-    (void)pthread_mutex_unlock(&port->io);
-    if (g->status == 0 && g->n_open > 0)
+    bool trails = g->group == NULL;
+    if (!trails && g->status == 0 && g->n_open > 0)
         g->status =
             err_set(&g->err, RS_ECANCELED, "device %u: the attempt was aborted", port->device);
     int status = g->status;
     struct err e = g->err;
-    mem_free(g);
+    (void)pthread_mutex_unlock(&port->io);
+    if (!trails)
+        mem_free(g);
     (void)pthread_mutex_lock(&t->mutex);
     t->n_groups--;
     (void)pthread_mutex_unlock(&t->mutex);
@@ -359,7 +429,8 @@ static int group_new(struct tcp_port *port, struct transport_group *group, struc
     g->group = group;
     g->port = port;
     g->n_messages = group->n_messages;
-    g->n_open = group->n_messages;
+    g->n_open = g->n_buffers = group->n_messages;
+    queue_init(&g->in_trailing);
     int r = group_fill(g, group);
     if (r < 0) {
         mem_free(g);
@@ -409,11 +480,14 @@ static int tcp_enqueue(struct transport *transport, uint32_t device, struct devi
     r = admit_group(t, g);
     if (r < 0)
         goto free_group;
+    (void)atomic_fetch_add(&port->n_waiting, 1);
     r = device_call(stream, run_group, g);
     if (r < 0)
         goto dismiss;
+    wake(port); /* the one that runs may make way now */
     return 0;
 dismiss:
+    (void)atomic_fetch_sub(&port->n_waiting, 1);
     (void)pthread_mutex_lock(&t->mutex);
     t->n_groups--;
     (void)pthread_mutex_unlock(&t->mutex);
@@ -429,6 +503,8 @@ static void renew(struct tcp_port *port)
 {
     (void)pthread_mutex_lock(&port->io);
     port->failed = 0;
+    drop_trailing(
+        port); /* the group that waited behind them may not have been enqueued after all */
     take_events(port, 0);
     tcp_port_adopt(port);
     queue_foreach (q, &port->links) {

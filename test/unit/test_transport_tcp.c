@@ -867,6 +867,98 @@ START_TEST(a_sender_is_held_back_until_its_receive_is_posted)
 }
 END_TEST
 
+/* --- groups that make way --------------------------------------------------------------------- */
+
+/* Device 0 sends to device 2, each message in a group of its own; nothing is received yet. */
+enum { TRAIL_BYTES = 1000, TRAIL_MOST = 70, TRAIL_LIMIT = 64 };
+
+struct trail {
+    struct pair x;
+    uint32_t n;
+    uint8_t sent[TRAIL_MOST][TRAIL_BYTES], landed[TRAIL_MOST][TRAIL_BYTES];
+    struct transport_message sends[TRAIL_MOST], receives[TRAIL_MOST];
+    struct waited ws[TRAIL_MOST], wr;
+};
+
+static struct trail *trail_open(uint32_t n)
+{
+    struct trail *t = calloc(1, sizeof(*t));
+    t->n = n;
+    pair_open(&t->x, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        fill(t->sent[i], TRAIL_BYTES, i + 1);
+        t->sends[i] =
+            (struct transport_message){t->sent[i], TRAIL_BYTES, 2, true, true, i, NULL, 0};
+        t->receives[i] =
+            (struct transport_message){t->landed[i], TRAIL_BYTES, 0, false, true, i, NULL, 0};
+        submit(&t->x.a, 0, &t->ws[i], &t->sends[i], 1);
+    }
+    return t;
+}
+
+static void trail_close(struct trail *t)
+{
+    pair_close(&t->x);
+    free(t);
+}
+
+START_TEST(groups_make_way_and_the_last_one_waits_for_the_answers_to_all)
+{
+    struct trail *t = trail_open(3);
+    ck_assert_int_eq(waited_status(&t->ws[0]), 0);
+    ck_assert_int_eq(waited_status(&t->ws[1]), 0);
+    ck_assert(!waited_within(&t->ws[2], 2 * SILENCE_MS)); /* the peer is alive all the time */
+    submit(&t->x.b, 2, &t->wr, t->receives, 3);
+    ck_assert_int_eq(waited_status(&t->wr), 0);
+    ck_assert_int_eq(waited_status(&t->ws[2]), 0);
+    ck_assert_int_eq(memcmp(t->sent, t->landed, 3 * TRAIL_BYTES), 0);
+    ck_assert_uint_eq(transport_counters(t->x.a.t, 0).messages, 3);
+    trail_close(t);
+}
+END_TEST
+
+START_TEST(no_more_than_so_many_groups_make_way)
+{
+    struct trail *t = trail_open(TRAIL_MOST);
+    for (uint32_t i = 0; i < TRAIL_LIMIT; i++)
+        ck_assert_int_eq(waited_status(&t->ws[i]), 0);
+    ck_assert(!waited_within(&t->ws[TRAIL_LIMIT], SILENCE_MS));
+    submit(&t->x.b, 2, &t->wr, t->receives, TRAIL_MOST);
+    ck_assert_int_eq(waited_status(&t->wr), 0);
+    for (uint32_t i = TRAIL_LIMIT; i < TRAIL_MOST; i++)
+        ck_assert_int_eq(waited_status(&t->ws[i]), 0);
+    ck_assert_int_eq(memcmp(t->sent, t->landed, sizeof(t->sent)), 0);
+    trail_close(t);
+}
+END_TEST
+
+START_TEST(what_is_refused_after_its_group_made_way_fails_a_later_one)
+{
+    struct trail *t = trail_open(3);
+    ck_assert_int_eq(waited_status(&t->ws[0]), 0);
+    t->receives[0].bytes--;
+    submit(&t->x.b, 2, &t->wr, t->receives, 3);
+    ck_assert_int_eq(waited_status(&t->wr), RS_EPROTO);
+    ck_assert_int_eq(waited_status(&t->ws[2]), RS_EPROTO);
+    trail_close(t);
+}
+END_TEST
+
+START_TEST(an_abort_ends_groups_that_made_way_and_the_next_attempt_is_clean)
+{
+    struct trail *t = trail_open(3);
+    ck_assert_int_eq(waited_status(&t->ws[1]), 0);
+    transport_abort(t->x.a.t);
+    transport_abort(t->x.b.t);
+    ck_assert_int_eq(waited_status(&t->ws[2]), RS_ECANCELED);
+    ck_assert(transport_quiesced(t->x.a.t));
+    ck_assert_int_eq(transport_begin(t->x.a.t, 2, NULL), 0);
+    ck_assert_int_eq(transport_begin(t->x.b.t, 2, NULL), 0);
+    exchange(&t->x, 5);
+    trail_close(t);
+}
+END_TEST
+
 /* 8 MiB at 100 MiB/s: 80 ms, with one sender, and with two to one receiver 160 ms. */
 static double paced_ms(uint32_t n_senders)
 {
@@ -1000,6 +1092,10 @@ END_TEST
     X(a_peer_that_reads_nothing_is_past_its_deadline)                                              \
     X(a_peer_that_falls_silent_in_a_message_is_past_its_deadline)                                  \
     X(a_sender_is_held_back_until_its_receive_is_posted)                                           \
+    X(groups_make_way_and_the_last_one_waits_for_the_answers_to_all)                               \
+    X(no_more_than_so_many_groups_make_way)                                                        \
+    X(what_is_refused_after_its_group_made_way_fails_a_later_one)                                  \
+    X(an_abort_ends_groups_that_made_way_and_the_next_attempt_is_clean)                            \
     X(a_set_rate_holds_per_device_and_direction)                                                   \
     X(an_address_that_is_none_is_refused)                                                          \
     X(opening_without_memory_fails_and_leaves_nothing_behind)                                      \
