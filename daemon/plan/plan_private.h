@@ -295,6 +295,7 @@ struct needs {
     uint64_t *domain_ingress; /* bytes per device that come from its own domain */
     uint64_t *domain_egress;
     uint64_t relay_limit; /* bytes that a relay sends at most of its own accord */
+    uint32_t n_domains;   /* that need anything */
 };
 int plan_needs(struct plan *p, struct needs *ret);
 void needs_close(struct needs *n);

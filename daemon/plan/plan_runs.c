@@ -233,16 +233,21 @@ static int choose_chains(struct plan *p, const struct bound *b, uint64_t bound)
     return 0;
 }
 
-/* Below this a message's fixed cost shows (some 10 us against 20 us of wire at 50 GB/s). */
-enum { LEAST_MESSAGE_BYTES = 1 << 20 };
+/* Below this a message's fixed cost shows (some 10 us against 20 us of wire at 50 GB/s). Each hop of a chain costs two
+ * messages' time, though, and rounds are a message long: where bytes are handed on from domain to domain messages are
+ * this part of the bound at most, down to what is still long beside its own frame. */
+enum { LEAST_MESSAGE_BYTES = 1 << 20, LEAST_RELAYED_BYTES = 1 << 16, RELAYED_PART = 256 };
 
 /* Greatest message, and the nominal distance of cuts, such that rounding a cut down to a row or an
  * element never makes a message longer than that. */
-static void message_size(struct plan *p)
+static void message_size(struct plan *p, uint64_t bound)
 {
-    uint64_t size = p->run_bytes / TAIL_FINER;
-    if (size < LEAST_MESSAGE_BYTES)
-        size = LEAST_MESSAGE_BYTES;
+    uint64_t size = p->run_bytes / TAIL_FINER, least = LEAST_MESSAGE_BYTES;
+    uint64_t relayed = bound / RELAYED_PART;
+    if (p->chains && p->options.relay && relayed < least)
+        least = relayed < LEAST_RELAYED_BYTES ? LEAST_RELAYED_BYTES : relayed;
+    if (size < least)
+        size = least;
     p->message_bytes = size < p->options.chunk_bytes ? size : p->options.chunk_bytes;
     p->cut_bytes = p->message_bytes / 16 < 8 ? 8 : p->message_bytes / 16;
     p->message_step = p->message_bytes - p->cut_bytes;
@@ -273,7 +278,7 @@ static int find_bound(struct plan *p)
     if (r == 0)
         run_size(p, &b, bound);
     p->totals.lower_bound = bound;
-    message_size(p);
+    message_size(p, bound);
     mem_free(b.missing);
     mem_free(b.devices);
     mem_free(b.set_bytes);

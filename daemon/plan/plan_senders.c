@@ -7,7 +7,9 @@
  * of the holders and the relays. Where sources can do a good part of all sends, any domain that a holder feeds
  * may relay, and two hops are enough (a star). Where they can't, a relay would have to send each run many times,
  * and all of them to everybody; then each domain passes on to the next one (chains): every device has few peers,
- * links are never fought over, and what the many hops cost is two messages each. */
+ * links are never fought over, and what the many hops cost is two messages each. Where all domains need a run and one
+ * chain reaches them it begins at the first one for all runs: one peer each way, and a last domain that sends nothing.
+ * Else chains begin in turn, because whoever begins a second one sends twice. */
 #include "plan/plan_private.h"
 
 #include "base/banned.h"
@@ -68,15 +70,25 @@ static void send_from_holders(struct plan *p, struct needs *n, struct need *x)
     }
 }
 
+/* True where one chain reaches all domains there are: it always begins at the same one then. Whoever passes on what it
+ * takes in sends no more than that, and each device has one to take from and one to send to. */
+static bool one_chain(const struct plan *p, const struct needs *n, uint32_t bundle)
+{
+    uint32_t k = n->first_of_bundle[bundle + 1] - n->first_of_bundle[bundle];
+    return p->chains && p->options.relay && k == n->n_domains && k <= chain_hops(p);
+}
+
 /* The need of the run to feed first. */
-static uint32_t first_fed(const struct needs *n, uint32_t bundle, const uint64_t *relaying)
+static uint32_t first_fed(const struct plan *p, const struct needs *n, uint32_t bundle,
+                          const uint64_t *relaying)
 {
     uint32_t begin = n->first_of_bundle[bundle], best = begin;
+    bool always_same = one_chain(p, n, bundle);
     for (uint32_t i = begin + 1; i < n->first_of_bundle[bundle + 1]; i++) {
         const struct need *x = &n->v.at[i], *y = &n->v.at[best];
         if (x->staging)
             continue;
-        if (y->staging || relaying[x->device] < relaying[y->device])
+        if (y->staging || (!always_same && relaying[x->device] < relaying[y->device]))
             best = i;
     }
     return best;
@@ -89,7 +101,7 @@ static void mandatory(struct plan *p, struct needs *n, uint64_t *relaying)
         uint32_t k = n->first_of_bundle[bundle + 1] - n->first_of_bundle[bundle];
         if (k == 0)
             continue;
-        struct need *x = &n->v.at[first_fed(n, bundle, relaying)];
+        struct need *x = &n->v.at[first_fed(p, n, bundle, relaying)];
         relaying[x->device] += p->bundles.at[bundle].bytes * (k - 1);
         send_from_holders(p, n, x);
     }
@@ -276,11 +288,28 @@ static int even_senders(struct plan *p, struct needs *n)
     return 0;
 }
 
+static int count_domains(const struct plan *p, struct needs *n)
+{
+    uint8_t *seen = mem_calloc(p->topology->n_domains + 1U, 1);
+    if (seen == NULL)
+        return RS_ENOMEM;
+    for (uint32_t i = 0; i < n->v.n; i++) {
+        uint8_t *s = &seen[n->v.at[i].domain];
+        n->n_domains += *s == 0;
+        *s = 1;
+    }
+    mem_free(seen);
+    return 0;
+}
+
 int plan_senders(struct plan *p, struct needs *n)
 {
+    int r = count_domains(p, n);
     uint64_t *relaying = mem_calloc(p->topology->n_devices + 1U, sizeof *relaying);
-    if (relaying == NULL)
+    if (r != 0 || relaying == NULL) {
+        mem_free(relaying);
         return RS_ENOMEM;
+    }
     uint8_t most_hops = chain_hops(p);
     n->relay_limit = relay_limit(p, n);
     mandatory(p, n, relaying);
