@@ -9,7 +9,7 @@
 
 #include "base/banned.h"
 
-enum { JITTER_PERCENT = 20, REPLY_MARGIN_MS = 20 };
+enum { JITTER_PERCENT = 20, REPLY_MARGIN_MS = 20, REPLY_MARGIN_PERCENT = 10 };
 
 /* How old this node's knowledge may be. */
 static uint64_t knowledge_age_ns(const struct service *s)
@@ -79,7 +79,9 @@ static uint64_t poll_wait_ms(struct service *s, uint32_t wait_ms, uint64_t call_
     if (call_deadline_ns == UINT64_MAX)
         return ms;
     uint64_t left = call_deadline_ns > now ? (call_deadline_ns - now) / 1000000 : 0;
-    left = left > REPLY_MARGIN_MS ? left - REPLY_MARGIN_MS : 0;
+    uint64_t margin = left * REPLY_MARGIN_PERCENT / 100;
+    margin = margin > REPLY_MARGIN_MS ? margin : REPLY_MARGIN_MS;
+    left = left > margin ? left - margin : 0;
     return ms < left ? ms : left;
 }
 
