@@ -570,6 +570,8 @@ static void end_in_flight(struct step *s, struct refit_version *v)
     v->bytes = refit_version_bytes(r, v);
     r->in_flight = NULL;
     attempt_clear(r);
+    if (r->config.catch_up) /* that was of this version: they may lack the one that is committed */
+        queue_unexclude(r);
     queue_next(s);
 }
 

@@ -63,6 +63,10 @@ class Deaths(Case):
         self.assertEqual(keeps.wrong(1), [])  # what is served elsewhere is untouched
         nodes["n2"].restart()
         self.attach_again("n2")
+        back = next(w for w in self.f.destinations if w.node == "n2")
+        back.event("committed", 1)  # what the other serves comes by itself
+        back.apply(1)
+        self.assertEqual(back.wrong(1), [])
         self.clean(nodes, 3)
 
     def test_the_death_of_a_relay_is_named_and_nobody_hangs(self):
