@@ -150,9 +150,10 @@ static uint64_t count_needs(const struct plan *p, const struct needs *n)
     return sum;
 }
 
-/* More needs than this are put together in bundles; and more than the second are refused, since each costs some 250
- * bytes until the plan is made. */
-enum { BUNDLE_FROM = 1 << 19, MOST_NEEDS = 1 << 23 };
+uint64_t plan_bundle_from = 1 << 19;
+
+/* More needs are refused, since each costs some 250 bytes until the plan is made. */
+enum { MOST_NEEDS = 1 << 23 };
 
 static int add_needs(struct plan *p, struct needs *n, uint32_t bundle)
 {
@@ -197,7 +198,7 @@ static int order_bundles(const struct plan *p, struct needs *n)
 static int choose_bundles(struct plan *p, struct needs *n)
 {
     int r = make_bundles(p, n, false);
-    if (r == 0 && p->options.relay && count_needs(p, n) > BUNDLE_FROM)
+    if (r == 0 && p->options.relay && count_needs(p, n) > plan_bundle_from)
         r = make_bundles(p, n, true);
     if (r == 0 && count_needs(p, n) > MOST_NEEDS)
         r = RS_EEXHAUSTED;

@@ -298,6 +298,8 @@ struct needs {
     uint32_t n_domains;   /* that need anything */
 };
 int plan_needs(struct plan *p, struct needs *ret);
+/* More needs than this are put together in bundles. 2^19; tests lower it before they plan. */
+extern uint64_t plan_bundle_from;
 void needs_close(struct needs *n);
 int plan_ingest(struct plan *p, struct needs *n);
 int plan_senders(struct plan *p, struct needs *n);
