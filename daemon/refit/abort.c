@@ -155,7 +155,7 @@ void attempt_failed(struct step *s)
         return;
     n->settled = true;
     int code = ev->node.code == 0 ? RS_EINTERNAL : ev->node.code;
-    const char *text = step_text(s, "node %u: %.900s", n->node,
+    const char *text = step_text(s, "node %.64s: %.900s", NODE_NAME(r, n->node),
                                  ev->node.text == NULL ? err_name(code) : ev->node.text);
     struct refit_worker *w = ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
     bool known = w != NULL && w->taking_part && w->layout->side == REFIT_DESTINATION;
@@ -216,7 +216,7 @@ void attempt_node_silent(struct step *s, struct refit_node *n)
     const char *why = s->ev->node.text;
     if (node_matters(s->r, n)) /* its part goes on ABORTING until NODE_LOST */
         node_fails(s, n,
-                   step_text(s, "nothing is heard of node %u%s%.500s", n->node,
+                   step_text(s, "nothing is heard of node %.64s%s%.500s", NODE_NAME(s->r, n->node),
                              why == NULL ? "" : ": ", why == NULL ? "" : why));
 }
 
@@ -232,8 +232,9 @@ void attempt_node_lost(struct step *s, struct refit_node *n)
         attempt_finish(s);
     else if (node_matters(r, n))
         node_fails(s, n,
-                   step_text(s, "the data plane of node %u is gone%s%.500s", n->node,
-                             why == NULL ? "" : ": ", why == NULL ? "" : why));
+                   step_text(s, "the data plane of node %.64s is gone%s%.500s",
+                             NODE_NAME(r, n->node), why == NULL ? "" : ": ",
+                             why == NULL ? "" : why));
 }
 
 /* --- what becomes of workers --- */
@@ -253,7 +254,9 @@ void attempt_node_expelled(struct step *s, const struct refit_node *n)
     foreach_worker (w, r)
         if (w->node == n->node && w->taking_part && worker_accepts(w) &&
             w->verdict == REFIT_WORKER_NO_VERDICT)
-            reject_for(s, w, step_text(s, "%s: node %u was expelled", worker_name(s, w), n->node));
+            reject_for(s, w,
+                       step_text(s, "%s: node %.64s was expelled", worker_name(s, w),
+                                 NODE_NAME(r, n->node)));
 }
 
 /* All that the attempt reads of this worker has been read, or nothing is to be read any more. */

@@ -238,8 +238,8 @@ static const char *members_text(struct step *s)
     foreach_worker (w, s->r) {
         if (w->gone || at >= sizeof text - 1)
             continue;
-        int n = snprintf(text + at, sizeof text - at, "%s%s/rank %u on node %u",
-                         at == 0 ? "" : ", ", w->layout->name, w->rank, w->node);
+        int n = snprintf(text + at, sizeof text - at, "%s%s/rank %u on node %.64s",
+                         at == 0 ? "" : ", ", w->layout->name, w->rank, NODE_NAME(s->r, w->node));
         at += n < 0 ? 0 : (size_t)n;
     }
     return step_text(s, "%s", text);

@@ -50,11 +50,12 @@ static void ledger_is_behind(struct step *s)
     if (v == NULL || r->committing || r->known_committed <= r->committed ||
         (v->kind != REFIT_KIND_CATCH_UP && v->version > r->known_committed))
         return;
-    attempt_call_off(s, RS_EPRECOND,
-                     step_text(s,
-                               "node %u knows version %llu as committed; this coordinator's ledger "
-                               "is behind (newest %llu): was an old file restored?",
-                               s->ev->node.node, ULL(r->known_committed), ULL(r->committed)));
+    attempt_call_off(
+        s, RS_EPRECOND,
+        step_text(s,
+                  "node %.64s knows version %llu as committed; this coordinator's ledger "
+                  "is behind (newest %llu): was an old file restored?",
+                  NODE_NAME(r, s->ev->node.node), ULL(r->known_committed), ULL(r->committed)));
 }
 
 /* --- after a restart --- */
@@ -144,7 +145,8 @@ static void drain_worker(struct step *s, struct refit_worker *w)
         return;
     n->n_drained += !w->gone;
     w->gone = w->leaving = true;
-    (void)snprintf(w->gone_reason, sizeof w->gone_reason, "node %u is drained", w->node);
+    (void)snprintf(w->gone_reason, sizeof w->gone_reason, "node %.64s is drained",
+                   NODE_NAME(s->r, w->node));
     s->r->epoch_stale = true;
     workers_unwant(s->r, w->layout);
 }
@@ -177,7 +179,7 @@ void nodes_drain(struct step *s)
     struct refit_node *n = refit_node(r, ev->drain.node);
     if (n == NULL) {
         step_reply(s, ev->cookie, RS_ENOTFOUND,
-                   step_text(s, "no node %u is known", ev->drain.node));
+                   step_text(s, "no node %.64s is known", NODE_NAME(r, ev->drain.node)));
         return;
     }
     if (!ev->drain.on) {

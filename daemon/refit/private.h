@@ -237,6 +237,10 @@ void workers_sweep(struct refit *r); /* frees those that were only kept for an a
 void workers_mark(struct step *s);
 
 /* --- words.c --- */
+/* What people call a node; the number is written into ret_number where it has no name. */
+enum { NODE_NUMBER_BYTES = 12 };
+const char *node_called(const struct refit *r, uint32_t node, char ret_number[NODE_NUMBER_BYTES]);
+#define NODE_NAME(r, node) node_called((r), (node), (char[NODE_NUMBER_BYTES]){0})
 enum instance_fitness {
     INSTANCE_FIT,    /* every rank is attached, its node up, its memory free */
     INSTANCE_LATER,  /* all attached, but something has to happen first: waited for */

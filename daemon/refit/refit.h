@@ -157,6 +157,9 @@ struct refit_config {
     uint32_t n_nodes;
     uint32_t settle_ms;
     uint32_t catch_up_retry_ms; /* after one that failed; doubled each time, up to 64 times that */
+    /* What people call a node, borrowed for the step. NULL: by its number. */
+    const char *(*node_name)(const void *arg, uint32_t node);
+    const void *node_name_arg;
 };
 /* What holds unless the daemon's settings say otherwise: the one place of these numbers. */
 void refit_config_default(struct refit_config *ret);

@@ -31,6 +31,16 @@ const char *worker_name(struct step *s, const struct refit_worker *w)
     return step_text(s, "%.512s/rank %u", w->layout->name, w->rank);
 }
 
+const char *node_called(const struct refit *r, uint32_t node, char ret_number[NODE_NUMBER_BYTES])
+{
+    const struct refit_config *c = &r->config;
+    const char *name = c->node_name != NULL ? c->node_name(c->node_name_arg, node) : NULL;
+    if (name != NULL && name[0] != '\0')
+        return name;
+    (void)snprintf(ret_number, NODE_NUMBER_BYTES, "%u", node);
+    return ret_number;
+}
+
 /* --- fitness --- */
 
 /* A committed version in the shadow that is neither applied nor skipped: not to be written over. One of which its client
@@ -184,7 +194,7 @@ static void missing_nodes(struct walk *k, const struct refit *r, bool (*waits)(i
 {
     for (size_t i = 0; i < r->n_nodes; i++)
         if (r->nodes[i].taking_part && waits(r->nodes[i].part))
-            missing(k, "node %u", r->nodes[i].node);
+            missing(k, "node %s", NODE_NAME(r, r->nodes[i].node));
 }
 
 static bool not_prepared(int part)

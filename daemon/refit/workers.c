@@ -239,7 +239,8 @@ static int attach_fault(struct step *s, const struct refit_layout *l, const char
     }
     const struct refit_node *n = refit_node(r, ev->attached.node);
     if (n != NULL && n->draining) {
-        *ret_text = step_text(s, "node %u is drained: attach on another node", n->node);
+        *ret_text =
+            step_text(s, "node %.64s is drained: attach on another node", NODE_NAME(r, n->node));
         return RS_EUNAVAIL;
     }
     if (r->n_workers >= r->config.max_workers) {

@@ -433,6 +433,11 @@ struct decider *decider_find(struct coordinator *c, const char *model)
     return NULL;
 }
 
+static const char *node_name(const void *coordinator, uint32_t node)
+{
+    return coordinator_node_name(coordinator, node);
+}
+
 static struct decider *decider_new(struct coordinator *c, const char *model)
 {
     const struct config *from = c->service->config;
@@ -450,6 +455,8 @@ static struct decider *decider_new(struct coordinator *c, const char *model)
     config.catch_up = from->catch_up;
     config.feed = from->feed;
     config.n_nodes = c->n_nodes;
+    config.node_name = node_name;
+    config.node_name_arg = c;
     config.settle_ms = from->lease_ms + PEERS_SLACK_MS;
     d->coordinator = c;
     d->model = mem_strdup(model);
