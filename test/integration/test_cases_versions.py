@@ -1024,6 +1024,9 @@ class ManyDaemons(Case):
         self.assertEqual((c.version, c.applied), (7, 0))
         self.assertEqual(set(w.memory[:w.shadow]), {POISON})
         f.destinations.append(w)
+        w.event("committed", 7)  # from the other one, by itself, into its shadow memory; then it is current
+        w.apply(7)
+        f.check(7)
         f.refit(8)
         f.check(8)
 

@@ -121,7 +121,7 @@ static void peer_begin(unsigned i)
                              .coordinator = c->coordinator_index,
                              .beat_ms = c->beat_ms,
                              .lease_ms = c->lease_ms,
-                             .environment = "",
+                             .environment = "backend host",
                              .incarnation = 1 + i,
                              .release = "1",
                              .data_address = "127.0.0.1",
