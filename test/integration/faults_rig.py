@@ -358,25 +358,25 @@ class Rig:
         return pathlib.Path(self.daemon.settings["daemon"]["state_dir"]) / "reshard.db", []
 
     def check_ledger(self):
-        """What sqlite3 reads: all that was told is there, each commit with the acceptances of its own attempt."""
+        """What sqlite3 reads: all that was told is there, each commit with the acceptance of both instances. One that was
+        brought up to a committed version has accepted it again: that takes the place of what it said before."""
         ours, others = self.ledgers()
         known = self.versions()
         with contextlib.closing(sqlite3.connect(f"file:{ours}?mode=ro", uri=True, timeout=ANSWER_S)) as db:
             if db.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise Wrong("lost", "the ledger's file is damaged")
             newest = db.execute("SELECT committed FROM models WHERE model = 'm'").fetchone()[0]
-            rows = {v: (phase, attempt) for v, phase, attempt in
-                    db.execute("SELECT version, phase, attempt FROM versions WHERE model = 'm'")}
-            accepted = collections.Counter(db.execute("SELECT version, attempt FROM acceptances WHERE model = 'm' AND accepted"))
+            rows = dict(db.execute("SELECT version, phase FROM versions WHERE model = 'm'"))
+            accepted = collections.Counter(v for v, in db.execute("SELECT version FROM acceptances WHERE model = 'm' AND accepted"))
         if newest != self.told:
             raise Wrong("lost", f"the ledger has {newest} as the newest committed; told was {self.told}")
         for v, record in known.items():
-            if record.phase == pb.PHASE_COMMITTED and rows[v][0] != rows[newest][0]:
-                raise Wrong("lost", f"version {v} is called committed; the ledger has phase {rows[v][0]}")
-            if record.phase == pb.PHASE_ABORTED and rows[v][0] == rows[newest][0]:
+            if record.phase == pb.PHASE_COMMITTED and rows[v] != rows[newest]:
+                raise Wrong("lost", f"version {v} is called committed; the ledger has phase {rows[v]}")
+            if record.phase == pb.PHASE_ABORTED and rows[v] == rows[newest]:
                 raise Wrong("lost", f"version {v} is called aborted; the ledger has it committed")
-            if record.phase == pb.PHASE_COMMITTED and accepted[v, rows[v][1]] != 2:
-                raise Wrong("lost", f"version {v} is committed with {accepted[v, rows[v][1]]} acceptances of its attempt, not 2")
+            if record.phase == pb.PHASE_COMMITTED and accepted[v] != 2:
+                raise Wrong("lost", f"version {v} is committed with the acceptance of {accepted[v]} instances, not 2")
         for other in others:
             with contextlib.closing(sqlite3.connect(f"file:{other}?mode=ro", uri=True, timeout=ANSWER_S)) as db:
                 if db.execute("PRAGMA quick_check").fetchone() != ("ok",):
