@@ -128,6 +128,26 @@ static int say_config(const struct config *c)
     return EXIT_STOPPED;
 }
 
+static int settings_read(struct config *c, const char *path, const char *node, struct err *e)
+{
+    int r = node != NULL ? config_set_node(c, node, e) : 0;
+    if (r == 0)
+        r = path != NULL ? config_read(c, path, e) : config_check(c, e);
+    if (r == 0 && (r = config_check_here(c, e)) != 0 && path != NULL)
+        (void)err_prefix(e, r, "%s", path);
+    return r == 0 ? state_dir_check(c, e) : r;
+}
+
+static int serve(const struct config *c)
+{
+    log_init(c->log_level, "reshardd");
+    if (c->insecure_network && c->tls_ca[0] == '\0' && c->n_nodes > 0)
+        log_warn("INSECURE: insecure_network = yes and no tls_ca: who reaches %s can act as a node "
+                 "and read and change weights",
+                 c->nodes[c->me].address);
+    return daemon_run(c);
+}
+
 int main(int argc, char **argv)
 {
     const char *path = NULL, *node = NULL, *variable;
@@ -172,25 +192,10 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     config_init(&config);
-    int r = node != NULL ? config_set_node(&config, node, &e) : 0;
-    if (r == 0)
-        r = path != NULL ? config_read(&config, path, &e) : config_check(&config, &e);
-    if (r == 0 && (r = config_check_here(&config, &e)) != 0 && path != NULL)
-        (void)err_prefix(&e, r, "%s", path);
-    if (r == 0)
-        r = state_dir_check(&config, &e);
-    if (r != 0) {
+    int r = settings_read(&config, path, node, &e);
+    if (r != 0)
         (void)fprintf(stderr, "reshardd: %s\n", err_text(&e, r));
-        return EXIT_USAGE;
-    }
-    if (check)
-        return say_config(&config);
-    log_init(config.log_level, "reshardd");
-    if (config.insecure_network && config.tls_ca[0] == '\0' && config.n_nodes > 0)
-        log_warn("INSECURE: insecure_network = yes and no tls_ca: who reaches %s can act as a node "
-                 "and read and change weights",
-                 config.nodes[config.me].address);
-    r = daemon_run(&config);
+    int code = r != 0 ? EXIT_USAGE : check ? say_config(&config) : serve(&config);
     config_close(&config);
-    return r;
+    return code;
 }
