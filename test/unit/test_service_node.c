@@ -68,6 +68,8 @@ static void on_wake_closed(uv_handle_t *h)
 static void service_close(void)
 {
     struct service *s = w.service;
+    while (s->n_writes > 0)
+        (void)uv_run(&w.loop, UV_RUN_ONCE);
     ledger_close(s->ledger);
     s->ledger = NULL;
     s->stopping = true;
