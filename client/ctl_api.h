@@ -14,7 +14,15 @@
 
 struct json_t; /* jansson's */
 
-enum ctl_call { CTL_STATUS, CTL_VERSIONS, CTL_TIMELINE, CTL_ABORT, CTL_EVICT, CTL_DRAIN, CTL_N_CALLS };
+enum ctl_call {
+    CTL_STATUS,
+    CTL_VERSIONS,
+    CTL_TIMELINE,
+    CTL_ABORT,
+    CTL_EVICT,
+    CTL_DRAIN,
+    CTL_N_CALLS
+};
 
 /* Takes request (an object; NULL: out of memory). *ret_reply is the caller's. */
 int ctl_call(struct rpc_channel *c, enum ctl_call call, struct json_t *request,
