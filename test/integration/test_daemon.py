@@ -275,7 +275,7 @@ class Committed(unittest.TestCase):
         with Daemon() as d:
             f = self.fleet(d)
             f.refit(1)
-            r = f.trainer.stub.GetCommitted(pb.GetCommittedRequest(model="m", newer_than=1, wait_ms=60000), timeout=4 * SLOW)
+            r = f.trainer.stub.GetCommitted(pb.GetCommittedRequest(model="m", newer_than=1, wait_ms=60000), timeout=0.5 * SLOW)
             self.assertEqual(r.version, 1)
 
 

@@ -308,7 +308,7 @@ class Hostile(unittest.TestCase):
         begin = time.monotonic()
         self.client = client
         self.refuse_raw("/reshard.v1.Refit/PutLayout", pages(), unary=False)
-        self.assertLess(time.monotonic() - begin, 30 * SLOW)  # in pairs: hours
+        self.assertLess(time.monotonic() - begin, 5 if SLOW == 1 else 30 * SLOW)  # in pairs: hours
 
     def test_strings_that_are_no_names(self):
         # Broken UTF-8, control characters, too long: at each string that a request has.
