@@ -1,13 +1,10 @@
-/* The host device: memory is the process's own, a stream is a thread with a queue of items.
+/* The host device: memory is the process's own, a stream is a thread with a queue of items (items.h).
  *
- * An item is one allocation: what to do, and a packed copy of its arguments. The stream's thread
- * runs items in order, outside the queue's lock. Locks: a stream's guards its queue, an event's its
- * counters, the device's the sticky error; none is held while another is taken. */
+ * Locks: a stream's guards its queue, an event's its counters, the device's the sticky error; none
+ * is held while another is taken. */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,17 +13,12 @@
 
 #include "base/crash.h"
 #include "base/mem.h"
-#include "base/queue.h"
 #include "base/random.h"
 #include "device/device.h"
+#include "device/items.h"
 #include "device/packed.h"
 
 #include "base/banned.h"
-
-enum {
-    THREAD_NAME_BYTES = 16,      /* of Linux, with the NUL */
-    MAX_QUEUED_BYTES = 256 << 20 /* per stream: bounds what a runaway caller can make us hold */
-};
 
 /* Up to this size a segment's page tables are filled when it is mapped (measured: 0.1 s for 512 MiB;
  * the same by faults in the first refit: 0.5 s). Above, mapping would keep the caller too long. */
@@ -54,27 +46,8 @@ struct host_event {
 
 struct host_stream {
     struct device_stream base;
-    pthread_t thread;
-    pthread_mutex_t mutex;
-    pthread_cond_t filled;
-    struct queue items;
-    size_t queued_bytes;
+    struct items items;
     uint64_t seed;
-    bool stopping;
-    char name[THREAD_NAME_BYTES];
-};
-
-struct host_item {
-    struct queue link;
-    /* Runs on the stream's thread. */
-    void (*run)(struct host_stream *s, struct host_item *item);
-    size_t bytes; /* of this allocation */
-    void (*fn)(void *arg);
-    void *arg; /* of fn; memory to poison */
-    struct host_event *event;
-    uint64_t number; /* the event's record; bytes to poison */
-    uint32_t n;      /* copies or fingerprints in payload */
-    uint64_t payload[];
 };
 
 static struct device_host *host_of(const struct device *d)
@@ -207,9 +180,9 @@ static bool host_event_done(const struct device_event *base)
     return done;
 }
 
-static void run_record(struct host_stream *s, struct host_item *item)
+static void run_record(struct device_stream *s, struct item *item)
 {
-    struct host_event *ev = item->event;
+    struct host_event *ev = event_of(item->event);
     (void)s;
     pthread_mutex_lock(&ev->mutex);
     ev->done = item->number;
@@ -218,9 +191,9 @@ static void run_record(struct host_stream *s, struct host_item *item)
     event_unref(ev);
 }
 
-static void run_wait(struct host_stream *s, struct host_item *item)
+static void run_wait(struct device_stream *s, struct item *item)
 {
-    struct host_event *ev = item->event;
+    struct host_event *ev = event_of(item->event);
     (void)s;
     pthread_mutex_lock(&ev->mutex);
     while (ev->done < item->number)
@@ -232,15 +205,15 @@ static void run_wait(struct host_stream *s, struct host_item *item)
 /* --- items ------------------------------------------------------------------------------------ */
 
 /* Work after a failure is skipped. */
-static bool skips(const struct host_stream *s)
+static bool skips(const struct device_stream *s)
 {
-    return atomic_load(&host_of(s->base.device)->failed);
+    return atomic_load(&host_of(s->device)->failed);
 }
 
 /* What writes is skipped behind the fence, too. */
-static bool skips_writing(const struct host_stream *s)
+static bool skips_writing(const struct device_stream *s)
 {
-    return skips(s) || !fence_holds(host_of(s->base.device)->options.fence);
+    return skips(s) || !fence_holds(host_of(s->device)->options.fence);
 }
 
 /* As a cast that rounds wrong would: what it sums is what it has written. */
@@ -271,7 +244,7 @@ static void run_copy(struct kernel_copy *c)
     kernel_copy_host(c);
 }
 
-static void run_copies(struct host_stream *s, struct host_item *item)
+static void run_copies(struct device_stream *s, struct item *item)
 {
     struct kernel_copy c;
     const char *at = (const char *)item->payload;
@@ -281,7 +254,7 @@ static void run_copies(struct host_stream *s, struct host_item *item)
     }
 }
 
-static void run_fingerprints(struct host_stream *s, struct host_item *item)
+static void run_fingerprints(struct device_stream *s, struct item *item)
 {
     struct kernel_fingerprint f;
     for (uint32_t i = 0; i < item->n && !skips(s); i++) {
@@ -290,7 +263,7 @@ static void run_fingerprints(struct host_stream *s, struct host_item *item)
     }
 }
 
-static void run_quantise(struct host_stream *s, struct host_item *item)
+static void run_quantise(struct device_stream *s, struct item *item)
 {
     struct kernel_quantise q;
     for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
@@ -301,124 +274,66 @@ static void run_quantise(struct host_stream *s, struct host_item *item)
     }
 }
 
-static void run_call(struct host_stream *s, struct host_item *item)
+static void run_call(struct device_stream *s, struct item *item)
 {
     (void)s;
     item->fn(item->arg);
 }
 
-static void run_poison(struct host_stream *s, struct host_item *item)
+static void run_poison(struct device_stream *s, struct item *item)
 {
     if (!skips(s))
         memset(item->arg, DEVICE_POISON, item->number);
 }
 
-/* NULL when memory is out. */
-static struct host_item *item_new(void (*run)(struct host_stream *, struct host_item *),
-                                  size_t payload_bytes)
-{
-    struct host_item *item = mem_alloc(sizeof *item + payload_bytes);
-    if (item == NULL)
-        return NULL;
-    *item = (struct host_item){.run = run, .bytes = sizeof *item + payload_bytes};
-    return item;
-}
-
 /* Takes the item, also on failure; item NULL is RS_ENOMEM. */
-static int enqueue(struct host_stream *s, struct host_item *item)
+static int enqueue(struct device_stream *s, struct item *item)
 {
-    int r = item == NULL ? RS_ENOMEM : skips(s) ? host_error(s->base.device, NULL) : 0;
-    if (r != 0) {
-        mem_free(item);
-        return r;
-    }
-    pthread_mutex_lock(&s->mutex);
-    bool fits = item->bytes <= MAX_QUEUED_BYTES - s->queued_bytes;
-    if (fits) {
-        s->queued_bytes += item->bytes;
-        queue_push(&s->items, &item->link);
-        pthread_cond_signal(&s->filled);
-    }
-    pthread_mutex_unlock(&s->mutex);
-    if (fits)
-        return 0;
+    int r = item != NULL && skips(s) ? host_error(s->device, NULL) : 0;
+    if (r == 0)
+        return items_push(&stream_of(s)->items, item);
     mem_free(item);
-    return RS_ENOMEM;
+    return r;
 }
 
-static int host_copy(struct device_stream *base, const struct kernel_copy *copies, uint32_t n)
+static int host_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n)
 {
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        rs_assert(copies[i].n_targets <= KERNEL_MAX_TARGETS);
-        bytes += packed_bytes(&copies[i]);
-    }
-    struct host_item *item = item_new(run_copies, bytes);
-    if (item != NULL) {
-        item->n = n;
-        char *at = (char *)item->payload;
-        for (uint32_t i = 0; i < n; i++)
-            at = pack_copy(at, &copies[i]);
-    }
-    return enqueue(stream_of(base), item);
+    return enqueue(s, item_copies(run_copies, copies, n));
 }
 
-static int host_fingerprint(struct device_stream *base, const struct kernel_fingerprint *f,
-                            uint32_t n)
+static int host_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n)
 {
-    struct host_item *item = item_new(run_fingerprints, n * sizeof *f);
-    if (item != NULL) {
-        item->n = n;
-        memcpy(item->payload, f, n * sizeof *f);
-    }
-    return enqueue(stream_of(base), item);
+    return enqueue(s, item_entries(run_fingerprints, f, n, sizeof *f));
 }
 
-static int host_quantise(struct device_stream *base, const struct kernel_quantise *q, uint32_t n)
+static int host_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n)
 {
-    struct host_item *item = item_new(run_quantise, n * sizeof *q);
-    if (item != NULL) {
-        item->n = n;
-        memcpy(item->payload, q, n * sizeof *q);
-    }
-    return enqueue(stream_of(base), item);
+    return enqueue(s, item_entries(run_quantise, q, n, sizeof *q));
 }
 
-static int host_call(struct device_stream *base, void (*fn)(void *arg), void *arg)
+static int host_call(struct device_stream *s, void (*fn)(void *arg), void *arg)
 {
-    struct host_item *item = item_new(run_call, 0);
-    if (item != NULL) {
-        item->fn = fn;
-        item->arg = arg;
-    }
-    return enqueue(stream_of(base), item);
+    return enqueue(s, item_call(run_call, fn, arg));
 }
 
-static int host_poison(struct device_stream *base, void *p, size_t bytes)
+static int host_poison(struct device_stream *s, void *p, size_t bytes)
 {
-    if (host_of(base->device)->options.seed == 0)
-        return 0;
-    struct host_item *item = item_new(run_poison, 0);
-    if (item != NULL) {
-        item->arg = p;
-        item->number = bytes;
-    }
-    return enqueue(stream_of(base), item);
+    return host_of(s->device)->options.seed == 0 ? 0 : enqueue(s, item_fill(run_poison, p, bytes));
 }
 
 static int host_event_record(struct device_event *base, struct device_stream *stream)
 {
     struct host_event *ev = event_of(base);
-    struct host_item *item = item_new(run_record, 0);
+    struct item *item = item_new(run_record);
     if (item == NULL)
         return RS_ENOMEM;
     pthread_mutex_lock(&ev->mutex);
     rs_assert(ev->done == ev->recorded); /* the former record is done */
     ev->refs++;
-    item->event = ev;
+    item->event = &ev->base;
     item->number = ++ev->recorded;
     pthread_mutex_unlock(&ev->mutex);
-    int r = enqueue(stream_of(stream), item);
+    int r = enqueue(stream, item);
     if (r == 0)
         return 0;
     pthread_mutex_lock(&ev->mutex);
@@ -431,40 +346,21 @@ static int host_event_record(struct device_event *base, struct device_stream *st
 static int host_event_wait(struct device_stream *stream, struct device_event *base)
 {
     struct host_event *ev = event_of(base);
-    struct host_item *item = item_new(run_wait, 0);
+    struct item *item = item_new(run_wait);
     if (item == NULL)
         return RS_ENOMEM;
     pthread_mutex_lock(&ev->mutex);
     ev->refs++;
-    item->event = ev;
+    item->event = &ev->base;
     item->number = ev->recorded;
     pthread_mutex_unlock(&ev->mutex);
-    int r = enqueue(stream_of(stream), item);
+    int r = enqueue(stream, item);
     if (r != 0)
         event_unref(ev);
     return r;
 }
 
 /* --- the stream's thread ---------------------------------------------------------------------- */
-
-/* Blocks for the next item; NULL: the queue is empty and the stream is to end. */
-static struct host_item *next_item(struct host_stream *s)
-{
-    pthread_mutex_lock(&s->mutex);
-    while (queue_empty(&s->items) && !s->stopping)
-        pthread_cond_wait(&s->filled, &s->mutex);
-    struct queue *q = queue_pop(&s->items);
-    pthread_mutex_unlock(&s->mutex);
-    return q == NULL ? NULL : container_of(q, struct host_item, link);
-}
-
-static void item_done(struct host_stream *s, struct host_item *item)
-{
-    pthread_mutex_lock(&s->mutex);
-    s->queued_bytes -= item->bytes;
-    pthread_mutex_unlock(&s->mutex);
-    mem_free(item);
-}
 
 /* A seeded wait, to make other streams overtake: the point is the disorder, nothing relies on it.
  */
@@ -482,35 +378,21 @@ static void *stream_main(void *arg)
 {
     struct host_stream *s = arg;
     struct device_host *h = host_of(s->base.device);
-    struct host_item *item;
-    while ((item = next_item(s)) != NULL) {
+    struct item *item;
+    while ((item = items_next(&s->items)) != NULL) {
         delay(s, h->options.max_delay_us);
         if (h->options.fail_at_item != 0 &&
             atomic_fetch_add(&h->items, 1) + 1 == h->options.fail_at_item)
-            fail(h, s->name);
-        item->run(s, item);
-        item_done(s, item);
+            fail(h, s->items.name);
+        item->run(&s->base, item);
+        items_done(&s->items, item);
     }
     return NULL;
 }
 
-/* With all signals blocked: they are the main thread's. */
-static int start_thread(struct host_stream *s)
-{
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&s->thread, NULL, stream_main, s);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r == 0)
-        (void)pthread_setname_np(s->thread, s->name);
-    return r;
-}
-
 static void stream_destroy(struct host_stream *s)
 {
-    (void)pthread_cond_destroy(&s->filled);
-    (void)pthread_mutex_destroy(&s->mutex);
+    items_close(&s->items);
     mem_free(s);
 }
 
@@ -522,14 +404,11 @@ static int host_stream_new(struct device *d, const char *name, struct device_str
     if (s == NULL)
         return err_set(e, RS_ENOMEM, "host device %u: stream '%s': out of memory", d->local, name);
     s->base.device = d;
-    queue_init(&s->items);
-    (void)pthread_mutex_init(&s->mutex, NULL);
-    (void)pthread_cond_init(&s->filled, NULL);
-    (void)snprintf(s->name, sizeof s->name, "d%u %s", d->local, name);
+    items_init(&s->items, "d", d->local, name);
     uint64_t number = atomic_fetch_add(&h->next_stream, 1) + 1;
     uint64_t mixed = h->options.seed + number;
     s->seed = h->options.seed == 0 ? 0 : random_next(&mixed) | 1;
-    int r = start_thread(s);
+    int r = items_start(&s->items, stream_main, s);
     if (r != 0) {
         stream_destroy(s);
         return err_set(e, RS_EEXHAUSTED, "host device %u: thread for stream '%s': %s", d->local,
@@ -543,14 +422,9 @@ static int host_stream_new(struct device *d, const char *name, struct device_str
 static void host_stream_free(struct device_stream *base)
 {
     struct host_stream *s = stream_of(base);
-    struct device_host *h = host_of(base->device);
-    pthread_mutex_lock(&s->mutex);
-    s->stopping = true;
-    pthread_cond_signal(&s->filled);
-    pthread_mutex_unlock(&s->mutex);
-    rs_assert(pthread_join(s->thread, NULL) == 0);
+    items_stop(&s->items);
+    atomic_fetch_sub(&host_of(base->device)->n_streams, 1);
     stream_destroy(s);
-    atomic_fetch_sub(&h->n_streams, 1);
 }
 
 /* --- open and close --------------------------------------------------------------------------- */
