@@ -17,10 +17,11 @@ static const char *const evict_usage =
     "Ends a worker's lease, as if its process had ended. WORKER: the id that status shows.\n";
 static const char *const drain_usage =
     "usage: reshardctl drain [NODE] [--undo]\n"
-    "Takes a node out of use (without NODE: the one whose daemon is asked): attaches there are "
-    "refused, its workers leave\n"
-    "as soon as no attempt uses them. Returns when none is left; --timeout ends the wait, not the "
-    "drain.\n"
+    "Takes a node out of use (without NODE: the one whose daemon is asked, which is said first): "
+    "attaches there are\n"
+    "refused, its workers leave as soon as no attempt uses them. Returns when none is left; "
+    "--timeout ends the wait, not\n"
+    "the drain.\n"
     "Refits go on with a policy that does without the instances that were there, or when they have "
     "attached elsewhere.\n"
     "  --undo                in use again\n";
@@ -81,6 +82,16 @@ int cmd_evict(int argc, char **argv)
     return c.exit;
 }
 
+/* The node whose daemon is asked, said before anything is done to it; part of *ret_status. NULL: the reason is said. */
+static const char *own_node(struct ctl *c, json_t **ret_status)
+{
+    if (!ctl_ask(c, CTL_STATUS, json_object(), ret_status))
+        return NULL;
+    const char *node = jstr(*ret_status, "node");
+    (void)fprintf(stderr, "reshardctl drain: node %s, whose daemon is asked\n", node);
+    return node;
+}
+
 int cmd_drain(int argc, char **argv)
 {
     struct ctl c;
@@ -88,10 +99,10 @@ int cmd_drain(int argc, char **argv)
     const struct ctl_option own[] = {{"undo", NULL, &undo}};
     if (!ctl_begin(&c, "drain", drain_usage, own, 1, 0, 1, argc, argv))
         return c.exit;
-    json_t *reply;
-    if (ctl_ask(&c, CTL_DRAIN,
-                json_pack("{sssb}", "node", c.n_args > 0 ? c.args[0] : "", "undrain", (int)undo),
-                &reply)) {
+    json_t *status = NULL, *reply;
+    const char *node = c.n_args > 0 ? c.args[0] : own_node(&c, &status);
+    if (node != NULL &&
+        ctl_ask(&c, CTL_DRAIN, json_pack("{sssb}", "node", node, "undrain", (int)undo), &reply)) {
         if (c.json) {
             c.exit = ctl_print_json(&c, reply);
         } else {
@@ -105,6 +116,7 @@ int cmd_drain(int argc, char **argv)
             c.exit = cmd_flush(c.command, CMD_OK);
         }
     }
+    json_decref(status);
     ctl_end(&c);
     return c.exit;
 }

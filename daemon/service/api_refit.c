@@ -264,18 +264,12 @@ static void drain_done(struct waiter *w, const struct op_reply *reply)
     api_finish(call_of(w)->call, &m.base);
 }
 
-/* "": the daemon that was asked, which is a member where one has passed the call on. */
 static int node_named(const struct api_call *c, const char *name, uint32_t *ret, struct err *e)
 {
     const struct service *s = c->service;
     if (s->coordinator == NULL)
         return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, decides that",
                        s->config->coordinator);
-    if (name[0] == '\0') {
-        *ret = s->node;
-        (void)proxy_node(c->call, ret);
-        return 0;
-    }
     for (uint32_t i = 0; i < s->coordinator->n_nodes; i++)
         if (strcmp(coordinator_node_name(s->coordinator, i), name) == 0) {
             *ret = i;
@@ -287,7 +281,10 @@ static int node_named(const struct api_call *c, const char *name, uint32_t *ret,
 static int drain(struct api_call *c, void *request, struct err *e)
 {
     const Reshard__V1__DrainRequest *q = request;
-    int r = api_text("node", q->node, e);
+    int r =
+        q->node[0] == '\0'
+            ? err_set(e, RS_EINVAL, "node: none is named; name one (reshardctl status lists them)")
+            : api_name("node", q->node, e);
     if (r == 0)
         r = node_named(c, q->node, &c->node, e);
     c->waiter.done = drain_done;

@@ -328,9 +328,3 @@ int proxy_origin(const struct rpc_call *call, struct rpc_identity *ret, struct e
                        "the session of the node that passed this call on is over; try again");
     return origin_parse(origin != NULL ? origin : "", ret, e);
 }
-
-bool proxy_node(const struct rpc_call *call, uint32_t *ret)
-{
-    const struct peer *peer = peer_of(rpc_call_context(call));
-    return peer != NULL && peer_vouches(peer, rpc_call_metadata(call, PROXY_PEER), ret);
-}

@@ -28,7 +28,5 @@ void proxy_end(struct rpc_call *call, int reason);
 /* At the coordinator: who made a call that a member passed on. 1: it is no such call. RS_EUNAVAIL: the session of who
  * passed it on is over; RS_EINVAL: an origin that makes no sense. */
 int proxy_origin(const struct rpc_call *call, struct rpc_identity *ret, struct err *e);
-/* The member that passed it on; false, and *ret untouched: none did. */
-bool proxy_node(const struct rpc_call *call, uint32_t *ret);
 
 #endif

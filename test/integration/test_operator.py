@@ -43,17 +43,25 @@ class Drain(unittest.TestCase):
         n2 = [n for n in self.nodes["n0"].status().nodes if n.name == "n2"][0]
         self.assertTrue(n2.draining)
         self.assertIn("here, drained", ctl(self.nodes["n0"], "status")[1])
-        # Back in use: the same ranks attach again and take part.
+        # Back in use: the same ranks attach again, get what is committed by themselves, and take part.
         self.assertIn("in use again", ctl(self.nodes["n1"], "drain", "n2", "--undo")[1])
         for w in left:
             w.attach()
+        for w in left:
+            w.event("committed", 2)
+            w.apply(2)
         self.fleet.destinations += left
         self.fleet.refit(3)
         self.fleet.check(3)
 
     def test_a_member_drains_itself_and_a_model_that_comes_later_is_refused_there(self):
-        reply = ctl_json(self.nodes["n1"], "drain")
-        self.assertEqual((reply["node"], reply["left"]), ("n1", 2))
+        with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "node", "name one"):  # an empty message drains nobody
+            Client(self.nodes["n1"]).admin.Drain(pb.DrainRequest(), timeout=WAIT_S)
+        self.assertEqual([n.name for n in self.nodes["n0"].status().nodes if n.draining], [])
+        code, out, err = ctl(self.nodes["n1"], "drain", "--json")
+        self.assertEqual(code, 0, err)
+        self.assertEqual((json.loads(out)["node"], json.loads(out)["left"]), ("n1", 2))
+        self.assertEqual(err, "reshardctl drain: node n1, whose daemon is asked\n")
         for w in self.fleet.destinations[:2]:
             w.event("evicted")
         with refused(self, grpc.StatusCode.UNAVAILABLE, "drained"):
