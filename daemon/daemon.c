@@ -26,7 +26,7 @@ extern const uint8_t rs_descriptor_set[], rs_descriptor_set_end[];
 
 struct daemon {
     uv_loop_t loop;
-    uv_signal_t term, interrupt;
+    uv_signal_t term, interrupt, hangup;
     const struct config *config;
     struct service *service;
     struct rpc_server *server;
@@ -52,8 +52,10 @@ static void on_service_stopped(void *arg)
         return;
     uv_close((uv_handle_t *)&d->term, NULL);
     uv_close((uv_handle_t *)&d->interrupt, NULL);
+    uv_close((uv_handle_t *)&d->hangup, NULL);
     (void)signal(SIGTERM, SIG_IGN); /* what is left is to exit */
     (void)signal(SIGINT, SIG_IGN);
+    (void)signal(SIGHUP, SIG_IGN);
 }
 
 static void on_server_stopped(void *arg)
@@ -82,6 +84,40 @@ static void on_signal(uv_signal_t *handle, int number)
     stop(d);
 }
 
+static struct rpc_tls_files tls_files(const struct config *c)
+{
+    return (struct rpc_tls_files){c->tls_ca, c->tls_certificate, c->tls_key};
+}
+
+/* Both ends of a node's connections: where it is called, and where it calls. */
+static int reload_tls(const struct daemon *d, struct err *e)
+{
+    const struct rpc_tls_files tls = tls_files(d->config);
+    int r = rpc_server_reload_tls(d->server, &tls, e);
+    return r == 0 ? service_reload_tls(d->service, e) : r;
+}
+
+static void on_hangup(uv_signal_t *handle, int number)
+{
+    const struct daemon *d = handle->data;
+    const struct config *c = d->config;
+    struct err e = {0};
+    (void)number;
+    if (d->stopping)
+        return;
+    if (c->tls_ca[0] == '\0') {
+        log_warn("SIGHUP: there are no certificates to read again ([cluster] tls_ca is not set)");
+        return;
+    }
+    int r = reload_tls(d, &e);
+    if (r != 0)
+        log_error("SIGHUP: the certificates stay as they were: %s", err_text(&e, r));
+    else
+        log_info("SIGHUP: certificates were read again: authority %s, certificate %s; from the "
+                 "next connection on",
+                 c->tls_ca, c->tls_certificate);
+}
+
 static void on_ledger_failed(void *arg)
 {
     struct daemon *d = arg;
@@ -101,7 +137,7 @@ static uint64_t refused_count(void *server)
 static int server_start(struct daemon *d, struct err *e)
 {
     const struct config *c = d->config;
-    const struct rpc_tls_files tls = {c->tls_ca, c->tls_certificate, c->tls_key};
+    const struct rpc_tls_files tls = tls_files(c);
     bool secure = c->tls_ca[0] != '\0';
     const struct rpc_address address = {c->n_nodes > 0 ? c->nodes[c->me].address : NULL, secure};
     size_t n;
@@ -151,10 +187,12 @@ static void first_line(const struct daemon *d)
 static void signals_watch(struct daemon *d)
 {
     rs_assert(uv_signal_init(&d->loop, &d->term) == 0 &&
-              uv_signal_init(&d->loop, &d->interrupt) == 0);
-    d->term.data = d->interrupt.data = d;
+              uv_signal_init(&d->loop, &d->interrupt) == 0 &&
+              uv_signal_init(&d->loop, &d->hangup) == 0);
+    d->term.data = d->interrupt.data = d->hangup.data = d;
     (void)uv_signal_start(&d->term, on_signal, SIGTERM);
     (void)uv_signal_start(&d->interrupt, on_signal, SIGINT);
+    (void)uv_signal_start(&d->hangup, on_hangup, SIGHUP);
     d->watching = true;
 }
 

@@ -30,7 +30,9 @@ static const char help[] =
     "  --check-config   read the settings, say what they come to, and exit\n"
     "  --crash-points   where RESHARD_CRASH=NAME[:N] makes it kill itself, for crash tests\n"
     "\n"
-    "SIGTERM or SIGINT stops it. Exit status: 0 stopped, 1 failed, 2 bad usage or settings.\n";
+    "SIGTERM or SIGINT stops it. SIGHUP makes it read the certificates of [cluster] again, for "
+    "new\n"
+    "connections. Exit status: 0 stopped, 1 failed, 2 bad usage or settings.\n";
 
 enum {
     OPTION_CONFIG = 1,
@@ -64,6 +66,7 @@ static int run_data_plane(int argc, char **argv)
     /* The control process says when to stop (STOP, or its end); a signal to the whole group is for that one. */
     (void)signal(SIGINT, SIG_IGN);
     (void)signal(SIGTERM, SIG_IGN);
+    (void)signal(SIGHUP, SIG_IGN); /* it has no certificates */
     (void)signal(SIGPIPE, SIG_IGN);
     /* It must not outlive the control process, least of all stopped: waking up later, it would finish the copy that it
      * was in the middle of, into memory that a newer attempt has written by then. If that process is dead already, the

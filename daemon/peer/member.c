@@ -397,18 +397,38 @@ struct rpc_link *peer_channel(struct peer *p)
 
 /* --- start, stop --------------------------------------------------------------------------------- */
 
+static struct rpc_tls_files tls_files(const struct peer *p)
+{
+    const struct peer_options *o = &p->options;
+    return (struct rpc_tls_files){
+        .ca = o->tls_ca, .certificate = o->tls_certificate, .key = o->tls_key};
+}
+
+static struct rpc_link_options link_options(const struct peer *p, const struct rpc_tls_files *tls)
+{
+    return (struct rpc_link_options){.target = coordinator(p)->address,
+                                     .tls = tls->ca != NULL ? tls : NULL,
+                                     .server_name = coordinator(p)->name,
+                                     .keepalive_ms = 1000,
+                                     .keepalive_timeout_ms = 2000,
+                                     .max_queued_messages = PEER_QUEUE_MESSAGES,
+                                     .max_queued_bytes = PEER_QUEUE_BYTES};
+}
+
+int peer_reload_tls(struct peer *p, struct err *e)
+{
+    const struct rpc_tls_files tls = tls_files(p);
+    if (p->member == NULL || p->stopping || tls.ca == NULL)
+        return 0;
+    const struct rpc_link_options link = link_options(p, &tls);
+    return rpc_link_reload_tls(p->member->link, &link, e);
+}
+
 static int link_open(struct peer *p, struct err *e)
 {
     const struct peer_options *o = &p->options;
-    const struct rpc_tls_files tls = {
-        .ca = o->tls_ca, .certificate = o->tls_certificate, .key = o->tls_key};
-    const struct rpc_link_options link = {.target = coordinator(p)->address,
-                                          .tls = o->tls_ca != NULL ? &tls : NULL,
-                                          .server_name = coordinator(p)->name,
-                                          .keepalive_ms = 1000,
-                                          .keepalive_timeout_ms = 2000,
-                                          .max_queued_messages = PEER_QUEUE_MESSAGES,
-                                          .max_queued_bytes = PEER_QUEUE_BYTES};
+    const struct rpc_tls_files tls = tls_files(p);
+    const struct rpc_link_options link = link_options(p, &tls);
     if (o->open_link != NULL)
         return o->open_link(o->loop, &link, &link_events, p, &p->member->link, e);
     return rpc_link_open(o->loop, &link, &link_events, p, &p->member->link, e);

@@ -172,6 +172,9 @@ int peer_report(struct peer *p, const struct node_report *r);
 /* introduce can say now what it could not. */
 void peer_ready(struct peer *p);
 bool peer_joined(const struct peer *p);
+/* Reads the certificates again, for the next connection to the coordinator; the one that stands stays. 0, with nothing
+ * done, on the coordinator and where there are none. After an error the old ones go on. */
+int peer_reload_tls(struct peer *p, struct err *e);
 /* What goes along with the next beats; nothing on the coordinator. */
 void peer_set_strangers(struct peer *p, const struct peer_strangers *refused);
 /* "joined", "seeking n0 at 10.0.0.1:7070: connection refused" …; borrowed until the next call. */

@@ -67,6 +67,8 @@ struct grpc_link {
     struct rpc_link base;
     uv_loop_t *loop;
     grpc_channel *channel;
+    grpc_channel
+        *next; /* with other certificates, once the connection that stands is gone; NULL: none */
     grpc_completion_queue *cq;
     pthread_t thread;
     struct mailbox mailbox;
@@ -535,6 +537,14 @@ static void state_changed(struct grpc_link *l)
     (void)uv_timer_start(&l->timer, on_probe_time, PROBE_MS, PROBE_MS);
 }
 
+/* The old channel's connection is gone, or there was none. Where its watch is out, this brings the tag back. */
+static void take_next_channel(struct grpc_link *l)
+{
+    grpc_channel_destroy(l->channel);
+    l->channel = l->next;
+    l->next = NULL;
+}
+
 static void on_state(struct tag *tag, bool ok)
 {
     struct grpc_link *l = container_of(tag, struct grpc_link, watch_tag);
@@ -543,6 +553,8 @@ static void on_state(struct tag *tag, bool ok)
         unref_link(l);
         return;
     }
+    if (l->next != NULL)
+        take_next_channel(l);
     l->state = grpc_channel_check_connectivity_state(l->channel, 1);
     state_changed(l);
     if (!l->base.closing)
@@ -605,14 +617,14 @@ static void close_link(struct rpc_link *base)
     (void)uv_timer_stop(&l->timer);
     if (l->probe.call != NULL)
         (void)grpc_call_cancel(l->probe.call, NULL);
+    if (l->next != NULL)
+        grpc_channel_destroy(l->next);
+    l->next = NULL;
     /* Its last state brings the watch's tag back. */
     grpc_channel_destroy(l->channel);
 }
 
-static const struct rpc_link_carrier carrier = {
-    .open = open_call, .pump = pump, .cancel = cancel, .close = close_link};
-
-static int make_channel(struct grpc_link *l, const struct rpc_link_options *o, struct err *e)
+static int new_channel(const struct rpc_link_options *o, grpc_channel **ret, struct err *e)
 {
     const struct rpc_channel_spec spec = {
         .target = o->target,
@@ -622,10 +634,38 @@ static int make_channel(struct grpc_link *l, const struct rpc_link_options *o, s
         .keepalive_timeout_ms = o->keepalive_timeout_ms,
         .connect_timeout_ms = o->connect_timeout_ms,
         .max_message_bytes = o->max_message_bytes == 0 ? MAX_MESSAGE_BYTES : o->max_message_bytes};
+    return rpc_grpc_channel_new(&spec, ret, e);
+}
+
+static int reload_tls(struct rpc_link *base, const struct rpc_link_options *options, struct err *e)
+{
+    struct grpc_link *l = grpc_link(base);
+    grpc_channel *channel = NULL;
+    if (!l->with_tls || options->tls == NULL)
+        return err_set(e, RS_EPRECOND, "this link has no TLS");
+    int r = new_channel(options, &channel, e);
+    if (r != 0)
+        return r;
+    if (l->next != NULL)
+        grpc_channel_destroy(l->next);
+    l->next = channel;
+    if (l->state != GRPC_CHANNEL_READY)
+        take_next_channel(l);
+    return 0;
+}
+
+static const struct rpc_link_carrier carrier = {.open = open_call,
+                                                .pump = pump,
+                                                .cancel = cancel,
+                                                .reload_tls = reload_tls,
+                                                .close = close_link};
+
+static int make_channel(struct grpc_link *l, const struct rpc_link_options *o, struct err *e)
+{
     l->with_tls = o->tls != NULL;
     rpc_grpc_log_start(false);
     grpc_init();
-    int r = rpc_grpc_channel_new(&spec, &l->channel, e);
+    int r = new_channel(o, &l->channel, e);
     if (r != 0)
         grpc_shutdown_blocking();
     return r;

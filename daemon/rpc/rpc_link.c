@@ -79,6 +79,14 @@ void rpc_link_went_down(struct rpc_link *l, const char *text)
         l->events->on_down(l, l->arg, text);
 }
 
+int rpc_link_reload_tls(struct rpc_link *l, const struct rpc_link_options *options, struct err *e)
+{
+    if (l->closing)
+        return err_set(e, RS_ECANCELED, "the link is closing");
+    int r = l->carrier->reload_tls(l, options, e);
+    return r == 0 ? 0 : err_prefix(e, r, "link");
+}
+
 void rpc_link_close(struct rpc_link *l)
 {
     if (l->closing)

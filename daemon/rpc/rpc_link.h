@@ -85,6 +85,10 @@ struct rpc_link_call_events {
 int rpc_link_open(uv_loop_t *loop, const struct rpc_link_options *options,
                   const struct rpc_link_events *events, void *arg, struct rpc_link **ret,
                   struct err *e);
+/* The certificates of options->tls, read and checked here, from the next connection on; the one that stands, and its
+ * calls, stay. The other options are those of the open. RS_EPRECOND: the link has no TLS. After an error the old ones
+ * go on. */
+int rpc_link_reload_tls(struct rpc_link *l, const struct rpc_link_options *options, struct err *e);
 /* Ends all calls with RS_ECANCELED, then on_closed. A second call is ignored. */
 void rpc_link_close(struct rpc_link *l);
 bool rpc_link_is_up(const struct rpc_link *l);

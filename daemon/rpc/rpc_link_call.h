@@ -23,6 +23,8 @@ struct rpc_link_carrier {
     void (*pump)(struct rpc_link_call *c);
     /* Ends the call with RS_ECANCELED and `text`, if nothing has ended it yet. */
     void (*cancel)(struct rpc_link_call *c, const char *text);
+    /* Other certificates for the connections to come. */
+    int (*reload_tls)(struct rpc_link *l, const struct rpc_link_options *options, struct err *e);
     /* The link is closing and all its calls are cancelled. */
     void (*close)(struct rpc_link *l);
 };

@@ -91,8 +91,18 @@ static void close_link(struct rpc_link *l)
     (void)l; /* on_closed comes with rpc_link_mem_run */
 }
 
-static const struct rpc_link_carrier carrier = {
-    .open = open_call, .pump = pump, .cancel = cancel, .close = close_link};
+static int reload_tls(struct rpc_link *l, const struct rpc_link_options *options, struct err *e)
+{
+    (void)l;
+    (void)options;
+    return err_set(e, RS_EPRECOND, "this link has no TLS");
+}
+
+static const struct rpc_link_carrier carrier = {.open = open_call,
+                                                .pump = pump,
+                                                .cancel = cancel,
+                                                .reload_tls = reload_tls,
+                                                .close = close_link};
 
 /* --- delivery --------------------------------------------------------------------------------- */
 

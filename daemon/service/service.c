@@ -316,6 +316,11 @@ void service_stop(struct service *s, void (*done)(void *arg), void *arg)
 
 /* --- strangers ----------------------------------------------------------------------------------- */
 
+int service_reload_tls(struct service *s, struct err *e)
+{
+    return s->peer != NULL ? peer_reload_tls(s->peer, e) : 0;
+}
+
 void service_set_refused(struct service *s, uint64_t (*n_refused)(void *arg), void *arg)
 {
     s->n_refused = n_refused;

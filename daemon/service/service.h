@@ -38,6 +38,10 @@ void service_stop(struct service *s, void (*done)(void *arg), void *arg);
  * Nothing is decided any more: the owner stops, and the next start reads what there is. Set before the loop runs. */
 void service_on_failure(struct service *s, void (*fn)(void *arg), void *arg);
 
+/* The certificates of the link to the coordinator, read again for its next connection. After an error the old ones go
+ * on. */
+int service_reload_tls(struct service *s, struct err *e);
+
 /* How many strangers the rpc server has turned away, for status; NULL: none serves. Called from the loop. */
 void service_set_refused(struct service *s, uint64_t (*n_refused)(void *arg), void *arg);
 

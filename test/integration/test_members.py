@@ -237,9 +237,9 @@ class Certificates(Case):
     def make(self, folder, *names):
         subprocess.run([ROOT / "scripts/dev-certs", folder, *names], check=True, stdout=subprocess.DEVNULL)
 
-    def remote(self, name, node=1):
+    def remote(self, name, node=1, certs=None):
         """A channel to a node's cluster address by a certificate of that name; None: without one."""
-        read = lambda file: (self.certs / file).read_bytes()
+        read = lambda file: ((certs or self.certs) / file).read_bytes()
         mine = (read(name + ".key"), read(name + ".pem")) if name else (None, None)
         channel = grpc.secure_channel(f"127.0.0.{node + 1}:{self.port}", grpc.ssl_channel_credentials(read("ca.pem"), *mine),
                                       (("grpc.ssl_target_name_override", f"n{node}"), ("grpc.use_local_subchannel_pool", 1)))
@@ -262,6 +262,58 @@ class Certificates(Case):
         n1 = self.member("n1", cluster__tls_certificate=foreign / "n1.pem", cluster__tls_key=foreign / "n1.key").start()
         with refused(self, grpc.StatusCode.UNAVAILABLE, "not reachable"):
             n1.admin().Versions(pb.VersionsRequest(model="m"), timeout=WAIT_S)
+
+    def test_certificates_are_read_again_at_a_signal(self):
+        # Another authority, so that who trusts the old one alone is out; the connections that stand stay.
+        def ask(channel):
+            with refused(self, grpc.StatusCode.NOT_FOUND):
+                pb_grpc.AdminStub(channel).Versions(pb.VersionsRequest(model="m"), timeout=WAIT_S)
+
+        def turned_away(channel):
+            with refused(self, grpc.StatusCode.UNAVAILABLE):
+                pb_grpc.AdminStub(channel).Versions(pb.VersionsRequest(model="m"), timeout=WAIT_S)
+
+        def signal_to(daemon, answer):
+            mark = daemon.log_mark()
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_log(answer, mark)
+
+        n0, n1, n2 = self.all(roles__operator="ops")
+        standing = self.remote("ops", 0)
+        ask(standing)
+        joined = n0.log_mark()
+        before, renewed = (pathlib.Path(tempfile.mkdtemp(prefix="reshard-certs-")) for _ in range(2))
+        for folder in (before, renewed):
+            self.addCleanup(shutil.rmtree, folder)
+        shutil.copytree(self.certs, before, dirs_exist_ok=True)
+        self.make(renewed, *NAMES, "ops")
+        shutil.copytree(renewed, self.certs, dirs_exist_ok=True)
+        turned_away(self.remote("ops", 0))  # files alone change nothing
+        for d in (n0, n1, n2):
+            signal_to(d, f"SIGHUP: certificates were read again: authority {self.certs}/ca.pem, certificate {self.certs}/{d.name}")
+        for node in (0, 1):
+            ask(self.remote("ops", node))
+            turned_away(self.remote("ops", node, before))
+        ask(standing)
+        (self.certs / "n0.pem").write_text("nonsense")
+        signal_to(n0, f"SIGHUP: the certificates stay as they were: .*{self.certs}/n0.pem")
+        ask(self.remote("ops", 0))
+        ask(standing)
+        self.assertEqual([line for line in n0.lines[joined:] if "has joined" in line], [])
+        # What a member calls the coordinator with is renewed too: it finds the next start of it, which knows only the new.
+        shutil.copy(renewed / "n0.pem", self.certs)
+        marks = {d: d.log_mark() for d in (n1, n2)}
+        n0.kill()
+        n0.start()
+        for d, mark in marks.items():
+            d.wait_log("joined the coordinator n0", mark)
+
+    def test_a_signal_without_certificates_ends_nothing(self):
+        self.cluster = {"coordinator": "n0", "nodes": self.cluster["nodes"]}
+        n0 = self.member("n0").start()
+        n0.process.send_signal(signal.SIGHUP)
+        n0.wait_log("SIGHUP: there are no certificates to read again")
+        n0.status()
 
     def test_roles_of_remote_clients_hold_at_every_node(self):
         self.all(roles__trainer="trainer-*", roles__operator="ops")

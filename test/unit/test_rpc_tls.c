@@ -748,6 +748,58 @@ START_TEST(certificates_can_be_replaced_while_connections_stand)
 }
 END_TEST
 
+START_TEST(a_link_takes_other_certificates_at_its_next_connection)
+{
+    struct secure s = {0};
+    struct cert_files server, client;
+    struct heard chat = {0};
+    struct err e = {0};
+    char foreign[96];
+    secure_open(&s, false);
+    linked_connect(&s.p);
+    call_open(&s.p, &chat, T "Chat", 0);
+    ck_assert_int_eq(call_send(&chat, "x", 1), 0);
+    linked_until(&s.p, &chat.n_messages, 1);
+    certs_make(&s.certs, &(struct cert){.name = "n0b", .san = "IP:127.0.0.1", .foreign = true},
+               &server);
+    certs_make(&s.certs, &(struct cert){.name = "n1b", .san = "DNS:n1b", .foreign = true}, &client);
+    cert_path(&s.certs, "foreign-ca", ".pem", foreign);
+    server.files.ca = client.files.ca = foreign;
+    struct rpc_tls_files bad = client.files;
+    bad.key = server.key;
+    struct rpc_link_options o = s.p.options;
+    o.tls = &bad;
+    ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "does not belong to"));
+    o.tls = NULL;
+    ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), RS_EPRECOND);
+    o.tls = &client.files;
+    for (int i = 0; i < 2; i++) /* the newest counts */
+        ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), 0);
+    ck_assert_int_eq(call_send(&chat, "y", 1), 0); /* on the old connection */
+    linked_until(&s.p, &chat.n_messages, 2);
+    expect_name(&s, "2 0 0 0 n1");
+
+    linked_unserve(&s.p);
+    s.address[0].address = s.p.target;
+    s.p.server_options.tls = &server.files;
+    linked_serve(&s.p);
+    linked_until(&s.p, &s.p.n_up, 2);
+    expect_name(&s, "2 0 0 0 n1b");
+
+    linked_unserve(&s.p); /* and while it is down, from then on */
+    linked_until(&s.p, &s.p.n_down, s.p.n_down + s.p.up);
+    o.tls = &s.client.files;
+    ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), 0);
+    s.p.server_options.tls = &s.server.files;
+    linked_serve(&s.p);
+    linked_until(&s.p, &s.p.n_up, 3);
+    expect_name(&s, "2 0 0 0 n1");
+    ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), 0); /* not taken before the close */
+    secure_close(&s);
+}
+END_TEST
+
 /* --- addresses -------------------------------------------------------------------------------- */
 
 static int try_address(const char *address, bool insecure, struct err *e)
@@ -923,6 +975,7 @@ END_TEST
     X(bad_files_are_named_with_their_fault_and_remedy)                                             \
     X(server_and_link_say_so_at_their_start)                                                       \
     X(certificates_can_be_replaced_while_connections_stand)                                        \
+    X(a_link_takes_other_certificates_at_its_next_connection)                                      \
     X(plaintext_beyond_loopback_wants_a_word)                                                      \
     X(addresses_that_can_not_be_are_named)                                                         \
     X(every_failed_allocation_of_a_start_with_tls_is_an_error)                                     \
