@@ -85,7 +85,7 @@ CUDA_STAMP := $(BUILD)/cuda-$(CUDA)
 $(CUDA_STAMP):
 	@mkdir -p $(@D); rm -f $(BUILD)/cuda-[01]; touch $@
 CUDA_ONLY := $(wildcard daemon/device/device_cuda*.c) daemon/transport/transport_nccl.c
-RS_CUDA_OBJ := $(addprefix $(BUILD)/obj/,daemon/device/device.o daemon/exec/data_plane.o daemon/exec/links.o test/unit/test_transport.o)
+RS_CUDA_OBJ := $(addprefix $(BUILD)/obj/,daemon/device/device.o daemon/exec/hello.o daemon/exec/data_plane.o daemon/exec/links.o test/unit/test_transport.o)
 ifeq ($(CUDA),1)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--push-state,--as-needed -lcudart -Wl,--pop-state
 LIBS_kernels += $(CUDA_LIBS)
@@ -209,7 +209,7 @@ $(STANDIN)/standin_%:
 endif
 # The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
 .PHONY: check-standin
-STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py nodes_nccl.py)
+STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py device_settings.py nodes_nccl.py)
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
 ifeq ($(CUDA),1)

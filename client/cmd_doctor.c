@@ -56,6 +56,34 @@ static size_t count(const struct doctor *d, enum doctor_grade grade)
     return n;
 }
 
+/* What the daemon that runs has taken, against its limit. */
+static void doctor_gpus(struct doctor *d, const json_t *gpus)
+{
+    static const char *const parts[] = {"context_bytes", "communicator_bytes", "work_bytes",
+                                        "ring_bytes", "scratch_bytes"};
+    size_t i;
+    json_t *g;
+    json_array_foreach(gpus, i, g)
+    {
+        char text[6][24];
+        uint64_t all = 0, limit = jnum(g, "limit_bytes");
+        for (unsigned k = 0; k < 5; k++) {
+            all += jnum(g, parts[k]);
+            (void)cmd_bytes_text(jnum(g, parts[k]), text[k], sizeof text[k]);
+        }
+        (void)cmd_bytes_text(limit, text[5], sizeof text[5]);
+        bool near = limit != 0 && all > limit - limit / 10;
+        doctor_add(
+            d, near ? DOCTOR_WARNING : DOCTOR_OK, "GPU memory",
+            near ? "the next attempt may be refused: raise [devices] max_gpu_memory_bytes, or "
+                   "lower ring_slots, chunk_bytes, threads or [nccl] max_ctas"
+                 : NULL,
+            "%zu: the daemon's: context %s, communicators %s, streams %s, staging ring %s, "
+            "scratch %s; limit %s",
+            i, text[0], text[1], text[2], text[3], text[4], limit == 0 ? "none" : text[5]);
+    }
+}
+
 static void check_daemon(struct ctl *c, struct doctor *d)
 {
     struct err e = {0};
@@ -68,6 +96,7 @@ static void check_daemon(struct ctl *c, struct doctor *d)
     else
         doctor_add(d, DOCTOR_OK, "daemon", NULL, "release %s, backend %s, data plane %s",
                    jstr(reply, "release"), jstr(reply, "backend"), jstr(reply, "data_plane"));
+    doctor_gpus(d, json_object_get(reply, "gpu_memory"));
     json_decref(reply);
 }
 

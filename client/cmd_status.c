@@ -54,6 +54,47 @@ static void print_daemon(const json_t *s)
     print_strangers(json_object_get(s, "strangers"));
 }
 
+static void bytes_cell(struct cmd_table *t, const json_t *x, const char *key, const char *measured)
+{
+    char text[24];
+    bool estimated = measured != NULL && !json_is_true(json_object_get(x, measured));
+    cmd_table_cell(t, "%s%s", estimated && jnum(x, key) > 0 ? "<= " : "",
+                   cmd_bytes_text(jnum(x, key), text, sizeof text));
+}
+
+/* What the daemon has of each GPU. An estimate is an upper bound. */
+static int print_gpus(const json_t *s)
+{
+    const json_t *gpus = json_object_get(s, "gpu_memory");
+    struct cmd_table t;
+    size_t i;
+    json_t *g;
+    if (json_array_size(gpus) == 0)
+        return 0;
+    cmd_table_init(&t, "llrrrrrrrr");
+    static const char *const heads[] = {"DEVICE",  "GPU",     "CONTEXT", "COMMUNICATORS", "STREAMS",
+                                        "STAGING", "SCRATCH", "LIMIT",   "WORKERS",       "FREE"};
+    for (i = 0; i < sizeof heads / sizeof *heads; i++)
+        cmd_table_cell(&t, "%s", heads[i]);
+    json_array_foreach(gpus, i, g)
+    {
+        cmd_table_cell(&t, "%zu", i);
+        cmd_table_cell(&t, "%s", jstr(g, "name"));
+        bytes_cell(&t, g, "context_bytes", "context_measured");
+        bytes_cell(&t, g, "communicator_bytes", "communicator_measured");
+        bytes_cell(&t, g, "work_bytes", NULL);
+        bytes_cell(&t, g, "ring_bytes", NULL);
+        bytes_cell(&t, g, "scratch_bytes", NULL);
+        if (jnum(g, "limit_bytes") == 0)
+            cmd_table_cell(&t, "-");
+        else
+            bytes_cell(&t, g, "limit_bytes", NULL);
+        bytes_cell(&t, g, "worker_bytes", NULL);
+        bytes_cell(&t, g, "free_bytes", NULL);
+    }
+    return cmd_table_print(&t, stdout, 2);
+}
+
 /* "3", or "-" for none. */
 static void number_cell(struct cmd_table *t, uint64_t number)
 {
@@ -385,7 +426,9 @@ static int print_status(const struct ctl *c, const json_t *s)
     json_t *m;
     bool with_node = json_array_size(json_object_get(s, "nodes")) > 1;
     print_daemon(s);
-    int r = print_nodes(s);
+    int r = print_gpus(s);
+    if (r == 0)
+        r = print_nodes(s);
     json_array_foreach(json_object_get(s, "models"), i, m) if (r == 0) r =
         print_model(m, with_node);
     if (i == 0)

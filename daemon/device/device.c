@@ -30,7 +30,8 @@ int device_open(const char *backend, uint32_t local, const struct device_host_op
     return no_backend(backend, e);
 }
 
-int device_backend_check(const char *backend, uint32_t n_devices, struct err *e)
+int device_backend_check(const char *backend, uint32_t n_devices, const char *const *names,
+                         struct err *e)
 {
     if (strcmp(backend, "host") == 0)
         return 0;
@@ -41,10 +42,11 @@ int device_backend_check(const char *backend, uint32_t n_devices, struct err *e)
         if (r == 0 && n < n_devices)
             r = err_set(e, RS_EPRECOND, "backend 'cuda': %u devices are set, %u GPUs are there",
                         n_devices, n);
-        return r;
+        return r == 0 && names != NULL ? device_cuda_names_check(names, n_devices, e) : r;
     }
 #else
     (void)n_devices;
+    (void)names;
 #endif
     return no_backend(backend, e);
 }

@@ -58,8 +58,10 @@ struct device_cuda_options {
  * says what is missing. */
 int device_open(const char *backend, uint32_t local, const struct device_host_options *host,
                 const struct device_cuda_options *cuda, struct device **ret, struct err *e);
-/* For start-up: 0 where `n_devices` devices of the backend can be opened; else as device_open. */
-int device_backend_check(const char *backend, uint32_t n_devices, struct err *e);
+/* For start-up: 0 where `n_devices` devices of the backend can be opened; else as device_open. names:
+ * of GPUs (device_cuda_options.name), one for each device, none twice; NULL: the indices 0 … */
+int device_backend_check(const char *backend, uint32_t n_devices, const char *const *names,
+                         struct err *e);
 /* All streams must be freed first. NULL is fine. */
 void device_close(struct device *d);
 const char *device_kind(const struct device *d); /* "host" */

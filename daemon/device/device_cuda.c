@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "device/device_cuda_private.h"
+#include "device/nvml.h"
 
 #include "base/banned.h"
 
@@ -204,6 +205,25 @@ static int find_gpu(uint32_t local, const char *name, int *ret, char *ret_uuid, 
     return err_set(e, RS_ENOTFOUND, "GPU '%s' is not there: there are %s", name, there);
 }
 
+int device_cuda_names_check(const char *const *names, uint32_t n, struct err *e)
+{
+    int ordinals[MAX_GPUS];
+    char uuid[DEVICE_CUDA_NAME_BYTES];
+    if (n > MAX_GPUS)
+        return err_set(e, RS_EINVAL, "%u GPUs are named, %d are the most", n, MAX_GPUS);
+    for (uint32_t i = 0; i < n; i++) {
+        int r = find_gpu(i, names[i], &ordinals[i], uuid, e);
+        if (r != 0)
+            return err_prefix(e, r, "device %u", i);
+        for (uint32_t k = 0; k < i; k++)
+            if (ordinals[k] == ordinals[i])
+                return err_set(e, RS_EINVAL,
+                               "devices %u ('%s') and %u ('%s') are one GPU, %s: name each once", k,
+                               names[k], i, names[i], uuid);
+    }
+    return 0;
+}
+
 /* Between the new device and those that may be open already; what is there stays. */
 static int enable_peers(const struct device_cuda *c, struct err *e)
 {
@@ -238,6 +258,31 @@ bool device_cuda_reaches(const struct device *d, const struct device *peer)
     return from == to || (cudaDeviceCanAccessPeer(&can, from, to) == cudaSuccess && can != 0);
 }
 
+uint64_t device_cuda_context_bytes(const struct device *d)
+{
+    return cuda_of(d)->context_bytes;
+}
+
+bool device_cuda_memory(const struct device *d, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cuda_failed(cuda_of(d)) || cudaSetDevice(cuda_of(d)->ordinal) != cudaSuccess ||
+        cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    *ret_free_bytes = free_bytes;
+    *ret_total_bytes = total_bytes;
+    return true;
+}
+
+static void measure_context(struct device_cuda *c, uint64_t free_before)
+{
+    uint64_t now, total;
+    if (free_before != 0 && device_cuda_memory(&c->base, &now, &total) && now < free_before)
+        c->context_bytes = free_before - now;
+}
+
 int device_cuda_open(uint32_t local, const struct device_cuda_options *options, struct device **ret,
                      struct err *e)
 {
@@ -250,6 +295,7 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
     if (options != NULL)
         c->options = *options;
     int r = find_gpu(local, c->options.name, &c->ordinal, c->uuid, e);
+    uint64_t free_before = r == 0 ? nvml_free_bytes(c->uuid) : 0;
     if (r == 0) {
         cudaError_t code = cudaSetDevice(c->ordinal);
         if (code == cudaSuccess)
@@ -263,6 +309,7 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
         mem_free(c);
         return r;
     }
+    measure_context(c, free_before);
     c->options.name = NULL; /* the caller's */
     c->max_blocks = c->options.max_blocks != 0 ? c->options.max_blocks
                                                : DEVICE_CUDA_BLOCKS * (uint32_t)processors;

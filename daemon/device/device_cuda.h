@@ -23,12 +23,20 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
                      struct err *e);
 /* How many GPUs; RS_EPRECOND as above. */
 int device_cuda_count(uint32_t *ret, struct err *e);
+/* Each name means a GPU that is there (RS_ENOTFOUND), and none two of them (RS_EINVAL). */
+int device_cuda_names_check(const char *const *names, uint32_t n, struct err *e);
 /* Of the CUDA runtime, as 13000; 0: it does not say. */
 int device_cuda_version(void);
 /* "GPU-…" */
 const char *device_cuda_uuid(const struct device *d);
 int device_cuda_ordinal(const struct device *d);
 bool device_is_cuda(const struct device *d);
+/* What opening it took of the GPU: the context, by what NVML and CUDA said was free before and after,
+ * so with what others took or gave meanwhile. 0: not known. */
+uint64_t device_cuda_context_bytes(const struct device *d);
+/* Of the whole GPU, now; false: it does not say. */
+bool device_cuda_memory(const struct device *d, uint64_t *ret_free_bytes,
+                        uint64_t *ret_total_bytes);
 /* True where kernels of `d` may write memory of `peer`: enabled when the later of them was opened. */
 bool device_cuda_reaches(const struct device *d, const struct device *peer);
 

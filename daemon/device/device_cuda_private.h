@@ -33,6 +33,7 @@ struct device_cuda {
     struct device_cuda_options options;
     int ordinal;
     uint32_t max_blocks;
+    uint64_t context_bytes; /* 0: not known */
     char uuid[DEVICE_CUDA_NAME_BYTES];
     atomic_uint n_streams;
     atomic_bool failed; /* error.code != 0, readable without the lock */

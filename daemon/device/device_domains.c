@@ -1,58 +1,14 @@
 #include "device/device_domains.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "device/nvml.h"
 
 #include "base/banned.h"
 
-/* From NVIDIA's NVML reference; the header is not needed to build. */
-typedef void *nvml_device;
-struct fabric_info {
-    unsigned char cluster[16];
-    int status; /* 0: success */
-    unsigned clique;
-    unsigned char state;
-};
 enum { FABRIC_COMPLETED = 3, P2P_NVLINK = 2, P2P_OK = 0, MOST = 64 };
-
-struct nvml {
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*by_uuid)(const char *uuid, nvml_device *ret);
-    int (*fabric)(nvml_device device, struct fabric_info *ret);
-    int (*p2p)(nvml_device a, nvml_device b, int what, int *ret);
-    const char *(*text)(int code);
-};
-
-/* NULL, or what is missing. */
-static const char *nvml_open(struct nvml *n, char *text, size_t capacity)
-{
-    static const char *const names[] = {"nvmlInit_v2",
-                                        "nvmlShutdown",
-                                        "nvmlDeviceGetHandleByUUID",
-                                        "nvmlDeviceGetGpuFabricInfo",
-                                        "nvmlDeviceGetP2PStatus",
-                                        "nvmlErrorString"};
-    void *at[sizeof names / sizeof *names];
-    _Static_assert(sizeof at == sizeof *n, "one name for each function");
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL); /* stays */
-    if (library == NULL)
-        return "libnvidia-ml.so.1 is not there";
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if ((at[i] = dlsym(library, names[i])) == NULL) {
-            (void)snprintf(text, capacity, "NVML has no %s", names[i]);
-            return text;
-        }
-    memcpy(n, at, sizeof at);
-    int r = n->init();
-    if (r == 0)
-        return NULL;
-    (void)snprintf(text, capacity, "NVML: %s", n->text(r));
-    return text;
-}
 
 static bool is_zero(const unsigned char *p, size_t n)
 {
@@ -64,7 +20,7 @@ static bool is_zero(const unsigned char *p, size_t n)
 
 static bool fabric_of(const struct nvml *n, nvml_device device, char ret[DEVICE_FABRIC_BYTES])
 {
-    struct fabric_info info;
+    struct nvml_fabric info;
     memset(&info, 0, sizeof info);
     if (n->fabric(device, &info) != 0 || info.status != 0 || info.state != FABRIC_COMPLETED ||
         is_zero(info.cluster, sizeof info.cluster))

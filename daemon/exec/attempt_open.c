@@ -408,18 +408,25 @@ static int open_parts(struct attempt *a, struct err *e)
 }
 
 /* Grows a buffer of the device; what it held is lost. */
-static int reserve(struct device *d, uint8_t **buffer, size_t *have, uint64_t need, struct err *e)
+static int reserve(struct plane_device *d, enum budget_part part, uint8_t **buffer, size_t *have,
+                   uint64_t need, struct err *e)
 {
     void *p;
     if (need <= *have)
         return 0;
     if (*have > 0)
-        device_free(d, *buffer, *have);
+        device_free(d->device, *buffer, *have);
+    budget_give(&d->budget, part, *have);
     *buffer = NULL;
     *have = 0;
-    int r = device_alloc(d, need, &p, e);
+    int r = budget_take(&d->budget, part, need, e);
     if (r < 0)
         return r;
+    r = device_alloc(d->device, need, &p, e);
+    if (r < 0) {
+        budget_give(&d->budget, part, need);
+        return r;
+    }
     *buffer = p;
     *have = need;
     return 0;
@@ -448,9 +455,10 @@ static int open_devices(struct attempt *a, struct err *e)
                            (unsigned long long)d->user->model->id);
         int r = device_error(d->device, e);
         if (r == 0 && p->devices[i].n_messages > 0)
-            r = reserve(d->device, &d->ring, &d->ring_bytes, p->ring_slots * p->chunk_bytes, e);
+            r = reserve(d, BUDGET_RING, &d->ring, &d->ring_bytes, p->ring_slots * p->chunk_bytes,
+                        e);
         if (r == 0)
-            r = reserve(d->device, &d->scratch, &d->scratch_bytes, p->scratch_bytes, e);
+            r = reserve(d, BUDGET_SCRATCH, &d->scratch, &d->scratch_bytes, p->scratch_bytes, e);
         if (r < 0)
             return err_prefix(e, r, "device %u", i);
         d->user = a;

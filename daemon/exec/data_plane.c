@@ -11,8 +11,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "device/device_cuda.h"
-#include "device/device_domains.h"
 #include "exec/plane.h"
 #include "transport/transport_nccl.h"
 
@@ -79,203 +77,7 @@ bool plane_may_begin(struct plane *p)
     return fence_holds(&p->fence);
 }
 
-/* --- HELLO ------------------------------------------------------------------------------------ */
-
-static int open_streams(struct plane_device *d, uint32_t n_ways, struct err *e)
-{
-    int r = device_stream_new(d->device, "pack", &d->pack, e);
-    if (r == 0)
-        r = device_stream_new(d->device, "net", &d->net, e);
-    if (r == 0)
-        r = device_stream_new(d->device, "unpack", &d->unpack, e);
-    for (uint32_t w = 0; w < n_ways && r == 0; w++) {
-        d->ways[w].device = d->device;
-        d->ways[w].copy_work.number = 1 + 2 * w;
-        d->ways[w].check_work.number = 2 + 2 * w;
-        r = device_stream_new(d->device, "copy", &d->ways[w].copy, e);
-        if (r == 0)
-            r = device_stream_new(d->device, "check", &d->ways[w].check, e);
-    }
-    return r;
-}
-
-static void stream_shut(struct device_stream *s)
-{
-    if (s != NULL)
-        device_stream_free(s);
-}
-
-static void work_free(struct device *d, struct plane_work *w)
-{
-    if (w->memory != NULL)
-        device_free(d, w->memory, PLANE_WORK_BYTES);
-}
-
-static void device_shut(struct plane_device *d)
-{
-    stream_shut(d->pack);
-    stream_shut(d->net);
-    stream_shut(d->unpack);
-    for (uint32_t w = 0; w < PLANE_MAX_WAYS; w++) {
-        stream_shut(d->ways[w].copy);
-        stream_shut(d->ways[w].check);
-        work_free(d->device, &d->ways[w].copy_work);
-        work_free(d->device, &d->ways[w].check_work);
-        if (d->ways[w].bounce != NULL)
-            device_free(d->device, d->ways[w].bounce, BOUNCE_BYTES);
-    }
-    work_free(d->device, &d->pack_work);
-    if (d->ring_bytes > 0)
-        device_free(d->device, d->ring, d->ring_bytes);
-    if (d->scratch_bytes > 0)
-        device_free(d->device, d->scratch, d->scratch_bytes);
-    device_close(d->device);
-}
-
-/* As many copy threads over all devices as asked for, but at least one per device. */
-static uint32_t count_ways(const struct wire_hello *h)
-{
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t threads = h->n_threads != 0 ? h->n_threads : cores > 0 ? (uint32_t)cores : 1;
-    uint32_t n = threads / h->n_devices;
-    return n < 1 ? 1 : n > PLANE_MAX_WAYS ? PLANE_MAX_WAYS : n;
-}
-
-static int hello_check(const struct plane *p, const struct wire_packet *packet,
-                       struct wire_hello *ret, struct err *e)
-{
-    if (p->ready)
-        return err_set(e, RS_EPRECOND, "HELLO has been said");
-    if (packet->header.body_bytes != sizeof(*ret))
-        return err_set(e, RS_EPROTO, "HELLO of %u bytes", packet->header.body_bytes);
-    memcpy(ret, packet->body, sizeof(*ret));
-    ret->backend[sizeof(ret->backend) - 1] = '\0';
-    ret->transport[sizeof(ret->transport) - 1] = '\0';
-    ret->data_address[sizeof(ret->data_address) - 1] = '\0';
-    if (ret->transport[0] != '\0' && strcmp(ret->transport, "memory") != 0 &&
-        strcmp(ret->transport, "tcp") != 0 && strcmp(ret->transport, "nccl") != 0)
-        return err_set(e, RS_EINVAL, "transport '%s': there are 'memory', 'tcp' and 'nccl'",
-                       ret->transport);
-    /* The others move bytes by CPU, which can't touch a GPU's memory. */
-    if ((strcmp(ret->backend, "cuda") == 0) != (strcmp(ret->transport, "nccl") == 0))
-        return err_set(e, RS_EINVAL,
-                       "backend '%s' with transport '%s': 'cuda' and 'nccl' go together",
-                       ret->backend, ret->transport);
-    if (ret->n_devices == 0 || ret->n_devices > PLANE_MAX_DEVICES || ret->ring_slots == 0 ||
-        ret->ring_slots > PLANE_MAX_SLOTS || ret->slot_bytes == 0 ||
-        ret->slot_bytes > (UINT64_C(1) << 32))
-        return err_set(e, RS_EINVAL, "%u devices with %u slots of %llu bytes", ret->n_devices,
-                       ret->ring_slots, (unsigned long long)ret->slot_bytes);
-    return 0;
-}
-
-static int open_node(struct plane *p, const struct wire_hello *h, struct err *e)
-{
-    if (strcmp(h->transport, "tcp") == 0)
-        return transport_tcp_node_open(h->data_address[0] == '\0' ? "127.0.0.1" : h->data_address,
-                                       h->data_port, &p->tcp, e);
-#if defined(RS_CUDA)
-    if (strcmp(h->transport, "nccl") == 0)
-        return transport_nccl_node_open(&p->nccl, e);
-#endif
-    return 0;
-}
-
-static int hello(struct plane *p, const struct wire_packet *packet, struct err *e)
-{
-    struct wire_hello h;
-    int r = hello_check(p, packet, &h, e);
-    if (r < 0)
-        return r;
-    p->devices = mem_calloc(h.n_devices, sizeof(*p->devices));
-    if (p->devices == NULL)
-        return err_set(e, RS_ENOMEM, "out of memory");
-    p->n_ways = count_ways(&h);
-    struct device_host_options options = {
-        .seed = h.host_seed, .max_delay_us = h.host_max_delay_us, .fence = &p->fence};
-    struct device_cuda_options cuda = {.seed = h.host_seed, .fence = &p->fence};
-    for (uint32_t i = 0; i < h.n_devices && r == 0; i++) {
-        options.fail_at_item = i == h.host_fail_device ? h.host_fail_at_item : 0;
-        r = device_open(h.backend, i, &options, &cuda, &p->devices[i].device, e);
-        if (r == 0) {
-            p->n_devices = i + 1;
-            r = open_streams(&p->devices[i], p->n_ways, e);
-        }
-    }
-    if (r == 0)
-        r = open_node(p, &h, e);
-    if (r < 0) {
-        while (p->n_devices > 0)
-            device_shut(&p->devices[--p->n_devices]);
-        mem_free(p->devices);
-        p->devices = NULL;
-        return r;
-    }
-    p->hello = h;
-    p->incarnation = packet->header.incarnation;
-    p->ready = true;
-    return 0;
-}
-
-/* READY, with what follows it. */
-struct ready {
-    struct wire_ready head;
-    struct wire_ready_device devices[PLANE_MAX_DEVICES];
-};
-
-#if defined(RS_CUDA)
-static bool reaches(void *arg, uint32_t a, uint32_t b)
-{
-    const struct plane *p = arg;
-    return device_cuda_reaches(p->devices[a].device, p->devices[b].device);
-}
-
-static void gpus_fill(struct plane *p, struct ready *ready)
-{
-    const char *uuids[PLANE_MAX_DEVICES];
-    struct device_domain domains[PLANE_MAX_DEVICES];
-    _Static_assert((int)WIRE_FABRIC_BYTES == (int)DEVICE_FABRIC_BYTES, "a name travels whole");
-    _Static_assert((int)WIRE_HOW_BYTES == (int)DEVICE_HOW_BYTES, "and how it was found");
-    if (p->nccl == NULL)
-        return;
-    for (uint32_t i = 0; i < p->n_devices; i++)
-        uuids[i] = device_cuda_uuid(p->devices[i].device);
-    device_domains(uuids, p->n_devices, reaches, p, domains, ready->head.how);
-    ready->head.nccl_version = transport_nccl_node_version(p->nccl);
-    ready->head.cuda_version = device_cuda_version();
-    for (uint32_t i = 0; i < p->n_devices; i++) {
-        memcpy(ready->devices[i].fabric, domains[i].fabric, sizeof domains[i].fabric);
-        ready->devices[i].island = domains[i].island;
-    }
-}
-#else
-static void gpus_fill(struct plane *p, struct ready *ready)
-{
-    (void)p;
-    (void)ready;
-}
-#endif
-
-static void on_hello(struct plane *p, struct wire_packet *packet)
-{
-    struct err e = {0};
-    struct ready ready;
-    memset(&ready, 0, sizeof(ready));
-    int r = hello(p, packet, &e);
-    if (r < 0) {
-        plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);
-        return;
-    }
-    if (p->tcp != NULL)
-        ready.head.data_port = transport_tcp_node_port(p->tcp);
-    ready.head.n_devices = p->n_devices;
-    for (uint32_t i = 0; i < p->n_devices; i++)
-        (void)snprintf(ready.devices[i].name, sizeof(ready.devices[i].name), "%s",
-                       device_name(p->devices[i].device));
-    gpus_fill(p, &ready);
-    plane_answer(p, &packet->header, WIRE_READY, 0, &ready,
-                 sizeof(ready.head) + ready.head.n_devices * sizeof(ready.devices[0]), -1);
-}
+/* --- small ones ------------------------------------------------------------------------------- */
 
 static void on_lease(struct plane *p, struct wire_packet *packet)
 {
@@ -288,8 +90,13 @@ static void on_lease(struct plane *p, struct wire_packet *packet)
 
 static void on_stats(struct plane *p, struct wire_packet *packet)
 {
-    struct wire_stats s = links_stats(p);
-    plane_answer(p, &packet->header, WIRE_COUNTED, 0, &s, sizeof(s), -1);
+    struct {
+        struct wire_stats head;
+        struct wire_gpu_memory gpus[PLANE_MAX_DEVICES];
+    } body = {.head = links_stats(p)};
+    uint32_t n = hello_gpu_memory(p, body.gpus);
+    plane_answer(p, &packet->header, WIRE_COUNTED, 0, &body,
+                 sizeof(body.head) + n * sizeof(body.gpus[0]), -1);
 }
 
 static void on_stop(struct plane *p, struct wire_packet *packet)
@@ -324,7 +131,7 @@ static void on_comm_id(struct plane *p, struct wire_packet *packet)
 /* --- dispatch --------------------------------------------------------------------------------- */
 
 static void (*const handlers[])(struct plane *p, struct wire_packet *packet) = {
-    [WIRE_HELLO] = on_hello,       [WIRE_MAP] = worker_map,          [WIRE_BIND] = worker_bind,
+    [WIRE_HELLO] = hello_take,     [WIRE_MAP] = worker_map,          [WIRE_BIND] = worker_bind,
     [WIRE_UNBIND] = worker_unbind, [WIRE_PUBLISH] = errand_start,    [WIRE_APPLY] = errand_start,
     [WIRE_CHECK] = errand_start,   [WIRE_PREPARE] = attempt_prepare, [WIRE_START] = attempt_start,
     [WIRE_ABORT] = attempt_abort,  [WIRE_LEASE] = on_lease,          [WIRE_STOP] = on_stop,
@@ -495,9 +302,7 @@ static void plane_close(struct plane *p)
 #endif
     workers_free(p);
     segment_table_free(p->segments);
-    for (uint32_t i = 0; i < p->n_devices; i++)
-        device_shut(&p->devices[i]);
-    mem_free(p->devices);
+    hello_close(p);
     mailbox_shut(&p->mailbox);
     mailbox_close(&p->mailbox);
     (void)close(p->wake_fd);

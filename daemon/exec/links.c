@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/device_cuda.h"
 #include "exec/attempt.h"
 #include "transport/transport_nccl.h"
 
@@ -257,11 +258,58 @@ static void stuck(void *arg)
     _exit(EXIT_FAILURE);
 }
 
+/* What the communicator will have of each GPU that takes part, before it is made. */
+static int comm_take(const struct attempt *a, struct device *const *devices, struct err *e)
+{
+    const struct program *p = &a->program;
+    uint32_t n_local = 0;
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        n_local += devices[p->devices[i].device] != NULL ? 1 : 0;
+    uint64_t need =
+        budget_communicator_bytes(n_local, a->takes_part != NULL, a->plane->hello.max_ctas);
+    for (uint32_t i = 0; i < p->n_devices; i++) {
+        struct comm_memory *m = &a->model->comm_memory[i];
+        uint64_t total;
+        if (devices[p->devices[i].device] == NULL)
+            continue;
+        int r = budget_take(&a->plane->devices[i].budget, BUDGET_COMMUNICATOR, need, e);
+        if (r != 0)
+            return err_prefix(e, r, "device %u (%s)", i, device_name(a->plane->devices[i].device));
+        m->bytes = need;
+        if (!device_cuda_memory(a->plane->devices[i].device, &m->free_before, &total))
+            m->free_before = 0;
+    }
+    return 0;
+}
+
+/* What it really took, where that is more; buffers that come with the first use count as estimated. */
+static int comm_measure(const struct attempt *a, struct err *e)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < a->program.n_devices; i++) {
+        struct comm_memory *m = &a->model->comm_memory[i];
+        struct budget *b = &a->plane->devices[i].budget;
+        uint64_t now, total;
+        if (m->free_before == 0 || !device_cuda_memory(a->plane->devices[i].device, &now, &total) ||
+            now >= m->free_before)
+            continue;
+        uint64_t took = m->free_before - now;
+        m->free_before = 0;
+        if (took <= m->bytes)
+            continue;
+        r = budget_take(b, BUDGET_COMMUNICATOR, took - m->bytes, e);
+        b->measured[BUDGET_COMMUNICATOR] = r == 0;
+        m->bytes = r == 0 ? took : m->bytes;
+    }
+    return r;
+}
+
 /* Where all devices are of this node, it makes the communicators' ids itself. */
 static int open_nccl(const struct attempt *a, struct err *e)
 {
     const struct program *p = &a->program;
-    struct transport_nccl_options options = {.fence = &a->plane->fence, .on_stuck = stuck};
+    struct transport_nccl_options options = {
+        .fence = &a->plane->fence, .on_stuck = stuck, .max_ctas = a->plane->hello.max_ctas};
     struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
     bool *takes_part = mem_calloc(p->n_plan_devices, sizeof(*takes_part));
     int r = devices == NULL || takes_part == NULL ? err_set(e, RS_ENOMEM, "out of memory") : 0;
@@ -270,6 +318,8 @@ static int open_nccl(const struct attempt *a, struct err *e)
     for (uint32_t i = 0; r == 0 && i < p->n_devices; i++)
         if (takes_part[p->devices[i].device])
             devices[p->devices[i].device] = a->plane->devices[i].device;
+    if (r == 0)
+        r = comm_take(a, devices, e);
     if (r == 0)
         r = transport_nccl_open(a->plane->nccl, devices, takes_part, p->n_plan_devices, a->epoch,
                                 a->takes_part != NULL ? a->comm.id : NULL, &options,
@@ -304,6 +354,10 @@ void links_close(struct plane *p, struct model *m)
 {
     add_counters(m, &p->past);
     transport_close(m->transport);
+    for (uint32_t i = 0; i < p->n_devices; i++) {
+        budget_give(&p->devices[i].budget, BUDGET_COMMUNICATOR, m->comm_memory[i].bytes);
+        m->comm_memory[i] = (struct comm_memory){0};
+    }
     mem_free(m->parts);
     m->transport = NULL;
     m->parts = NULL;
@@ -405,6 +459,10 @@ static void on_connected(struct mailbox_item *item)
 {
     struct attempt *a = container_of(item, struct attempt, connected);
     a->connecting = false;
+#if defined(RS_CUDA)
+    if (a->connect_status == 0)
+        a->connect_status = comm_measure(a, &a->connect_err);
+#endif
     if (a->connect_status == RS_EDEADLINE && a->takes_part != NULL)
         name_nodes(a, &a->connect_err);
     if (a->connect_status != 0 && a->connect_status != RS_ECANCELED)

@@ -1,5 +1,7 @@
 /* Inside of the data plane: what its one loop thread owns. Not for other folders.
  *
+ *   hello.c       HELLO: opens the devices, says what they are
+ *   budget.c      what is taken of each GPU's memory
  *   data_plane.c  the loop: control socket, mailbox, lease, dispatch
  *   worker.c      MAP, BIND, UNBIND: segments and bindings per worker
  *   move.c        boxes of places into kernel copies and fingerprints
@@ -24,6 +26,7 @@
 #include "base/queue.h"
 #include "device/device.h"
 #include "device/fence.h"
+#include "exec/budget.h"
 #include "exec/wire.h"
 #include "memory/memory.h"
 #include "transport/transport.h"
@@ -64,6 +67,7 @@ struct plane_device {
     uint8_t *ring, *scratch;
     size_t ring_bytes, scratch_bytes;
     struct attempt *user; /* the attempt that may use it */
+    struct budget budget; /* of a GPU's memory */
 };
 
 struct worker_segment {
@@ -92,6 +96,12 @@ struct worker {
     uint8_t cell_digest[16];
 };
 
+/* What a communicator has of a GPU's memory. */
+struct comm_memory {
+    uint64_t bytes;       /* in the device's budget; 0: there is none */
+    uint64_t free_before; /* of the GPU, before it was made; 0: not known */
+};
+
 /* A model's links to its peers: one transport per epoch, one attempt at a time. */
 struct model {
     struct queue link;
@@ -102,6 +112,7 @@ struct model {
     uint32_t plan_device[PLANE_MAX_DEVICES]; /* of each local device; UINT32_MAX: takes no part */
     uint8_t *parts;        /* [n_plan_devices]: here, elsewhere, nowhere (links.c) */
     struct wire_comm comm; /* with nccl over several nodes: the communicator */
+    struct comm_memory comm_memory[PLANE_MAX_DEVICES]; /* of the communicator, per local device */
     struct attempt *attempt;
 };
 
@@ -144,6 +155,13 @@ bool plane_lease_holds(struct plane *p);
  * in flight any more. */
 bool plane_may_begin(struct plane *p);
 struct model *plane_model(struct plane *p, uint64_t id);
+
+/* --- hello.c --- */
+void hello_take(struct plane *p, struct wire_packet *packet);
+/* Closes what devices are open. */
+void hello_close(struct plane *p);
+/* One for each device where they are GPUs; returns how many. */
+uint32_t hello_gpu_memory(const struct plane *p, struct wire_gpu_memory *ret);
 
 /* --- worker.c --- */
 struct worker *worker_find(struct plane *p, uint64_t id);

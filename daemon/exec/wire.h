@@ -104,6 +104,8 @@ struct wire_header {
     int32_t code;        /* answers: 0 or RS_E… */
 };
 
+/* With backend "cuda" char [n_devices][WIRE_DEVICE_NAME_BYTES] may follow: which GPU each device is
+ * (device_cuda_options.name). */
 struct wire_hello {
     uint32_t n_devices;
     uint32_t ring_slots;
@@ -124,7 +126,10 @@ struct wire_hello {
     uint16_t reserved;
     uint32_t silence_ms; /* a peer of which nothing is heard so long is given up; 0: the default */
     uint32_t streams;    /* connections per pair of devices; 0: the default */
+    uint32_t max_ctas;   /* of a communicator on each GPU; 0: the default */
+    uint32_t max_blocks; /* of a kernel's grid; 0: the default */
     uint32_t reserved2;
+    uint64_t max_gpu_memory_bytes; /* that may be taken of each GPU (budget.h); 0: no limit */
 };
 
 /* The body of READY; followed by char [n_devices][WIRE_DEVICE_NAME_BYTES]: "GPU-<uuid>", "" of host
@@ -275,7 +280,8 @@ struct wire_progress {
     uint64_t stale_frames; /* so far: came, or were left, of an attempt that is over */
 };
 
-/* The body of COUNTED: since the process began, over all models. */
+/* The body of COUNTED: since the process began, over all models. With backend "cuda" followed by struct
+ * wire_gpu_memory [n_devices]. */
 struct wire_stats {
     uint64_t network_sent_bytes, network_received_bytes; /* payload */
     uint64_t domain_sent_bytes, domain_received_bytes;
@@ -284,6 +290,15 @@ struct wire_stats {
     uint64_t refused;     /* connections of strangers, let go */
     uint64_t connections; /* that stand now, both ways */
     uint64_t connected;   /* made so far, both ways */
+};
+
+/* Of one GPU: what the data plane has taken, by part (budget.h), and what it has open of its workers. */
+struct wire_gpu_memory {
+    uint64_t limit_bytes; /* 0: none */
+    uint64_t context_bytes, communicator_bytes, work_bytes, ring_bytes, scratch_bytes;
+    uint64_t worker_bytes; /* mapped, live and shadow: the workers' own, not counted above */
+    uint64_t free_bytes, total_bytes;                 /* of the GPU; 0: it does not say */
+    uint32_t context_measured, communicator_measured; /* 0: estimated */
 };
 
 /* The body of QUIESCED, where the attempt was here and had started (one that was answered STAGED is

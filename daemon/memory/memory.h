@@ -128,6 +128,8 @@ int segment_table_import(struct segment_table *t, struct device *d, uint64_t wor
                          uint64_t bytes, struct err *e);
 /* Bases of worker's segments 0 … n-1 (NULL holes); valid until one is mapped or unmapped. */
 void *const *segment_table_bases(const struct segment_table *t, uint64_t worker, uint32_t *ret_n);
+/* Bytes of imported segments on the device. */
+uint64_t segment_table_imported_bytes(const struct segment_table *t, const struct device *d);
 /* Unmaps all of a worker's; the caller has made sure that nothing is in flight. Returns how many.
  */
 uint32_t segment_table_unmap(struct segment_table *t, uint64_t worker);

@@ -178,6 +178,16 @@ void *const *segment_table_bases(const struct segment_table *t, uint64_t worker,
     return w == NULL ? NULL : w->bases;
 }
 
+uint64_t segment_table_imported_bytes(const struct segment_table *t, const struct device *d)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < t->n_workers; i++)
+        for (uint32_t k = 0; k < t->workers[i].n; k++)
+            if (t->workers[i].mappings[k].imported && t->workers[i].mappings[k].device == d)
+                bytes += t->workers[i].mappings[k].bytes;
+    return bytes;
+}
+
 uint32_t segment_table_unmap(struct segment_table *t, uint64_t worker)
 {
     struct worker_segments *w = find(t, worker);

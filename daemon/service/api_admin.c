@@ -517,6 +517,33 @@ static Reshard__V1__Strangers *strangers_make(struct arena *a, const struct peer
     return x;
 }
 
+static void gpu_fill(Reshard__V1__GpuMemory *to, const char *name,
+                     const struct wire_gpu_memory *from)
+{
+    reshard__v1__gpu_memory__init(to);
+    to->name = (char *)(uintptr_t)name;
+    to->limit_bytes = from->limit_bytes;
+    to->context_bytes = from->context_bytes;
+    to->communicator_bytes = from->communicator_bytes;
+    to->work_bytes = from->work_bytes;
+    to->ring_bytes = from->ring_bytes;
+    to->scratch_bytes = from->scratch_bytes;
+    to->worker_bytes = from->worker_bytes;
+    to->free_bytes = from->free_bytes;
+    to->total_bytes = from->total_bytes;
+    to->context_measured = from->context_measured != 0;
+    to->communicator_measured = from->communicator_measured != 0;
+}
+
+static void gpus_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)
+{
+    const struct wire_gpu_memory *gpus = NULL;
+    uint32_t n = s->link != NULL ? link_gpu_memory(s->link, &gpus) : 0;
+    to->gpu_memory = (Reshard__V1__GpuMemory **)arena_list(a, n, sizeof **to->gpu_memory);
+    for (uint32_t d = 0; to->gpu_memory != NULL && d < n; d++)
+        gpu_fill(to->gpu_memory[to->n_gpu_memory++], link_device_name(s->link, d), &gpus[d]);
+}
+
 static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)
 {
     const struct config *c = s->config;
@@ -534,6 +561,7 @@ static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const str
     to->clients = s->memory != NULL ? memory_server_n_clients(s->memory) : 0;
     struct peer_strangers strangers = service_strangers(s);
     to->strangers = strangers_make(a, &strangers);
+    gpus_fill(a, to, s);
 }
 
 /* --- status: nodes ------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #include "base/mem.h"
 #include "device/device.h"
+#include "exec/budget.h"
 #include "refit/refit.h"
 #include "service/roles.h"
 
@@ -53,6 +55,10 @@ static const struct setting settings[] = {
     FIELD("devices", chunk_bytes, BYTES, 4096, UINT64_C(1) << 30),
     FIELD("devices", network_gbytes_per_s, RATE, 0, 0),
     FIELD("devices", domain_gbytes_per_s, RATE, 0, 0),
+    FIELD("devices", gpus, LIST, 0, 0),
+    FIELD("devices", max_kernel_blocks, UINT, 0, 65535),
+    FIELD("devices", max_gpu_memory_bytes, BYTES, 0, UINT64_C(1) << 42),
+    FIELD("nccl", max_ctas, UINT, 1, 64),
     FIELD("refit", verify, TEXT, 1, 0),
     FIELD("refit", strategy, TEXT, 1, 0),
     FIELD("refit", catch_up, BOOL, 0, 0),
@@ -114,6 +120,7 @@ void config_init(struct config *c)
         .devices = 8,
         .ring_slots = 8,
         .chunk_bytes = UINT64_C(8) << 20,
+        .max_ctas = 8,
         .verify = "full",
         .strategy = "reshard",
         .catch_up = true,
@@ -310,7 +317,7 @@ static int on_setting(void *user, const char *section, const char *key, const ch
                       known_section
                           ? "unknown key '%s' in section [%s]"
                           : "key '%s': unknown section [%s]; there are [daemon], [devices], "
-                            "[refit], [cluster], [roles], [clients], [test]",
+                            "[nccl], [refit], [cluster], [roles], [clients], [test]",
                       key, section);
         return 0;
     }
@@ -451,17 +458,70 @@ static int choice_check(const char *key, const char *value, const char *a, const
     return err_set(e, RS_EINVAL, "%s: '%s' is unknown; use %s, %s or %s", key, value, a, b, c);
 }
 
+/* Past "GPU-" or "MIG-". */
+static const char *bare(const char *name)
+{
+    return strncasecmp(name, "GPU-", 4) == 0 || strncasecmp(name, "MIG-", 4) == 0 ? name + 4 : name;
+}
+
+static int gpus_check(struct config *c, struct err *e)
+{
+    char text[CONFIG_MAX_ROLE];
+    char *save = NULL;
+    c->n_gpus = 0;
+    memcpy(text, c->gpus, sizeof text);
+    for (char *g = strtok_r(text, " ,\t", &save); g != NULL; g = strtok_r(NULL, " ,\t", &save)) {
+        if (c->n_gpus == c->devices || strlen(g) >= sizeof c->gpu_of_device[0])
+            return err_set(
+                e, RS_EINVAL,
+                c->n_gpus == c->devices
+                    ? "gpus: '%.60s' is one more than devices = %u"
+                    : "gpus: '%.60s' is no name of a GPU: write its uuid as nvidia-smi -L "
+                      "has it, or its index",
+                g, c->devices);
+        for (uint32_t i = 0; i < c->n_gpus; i++)
+            if (strcasecmp(bare(c->gpu_of_device[i]), bare(g)) == 0)
+                return err_set(e, RS_EINVAL, "gpus: '%s' stands twice", g);
+        (void)snprintf(c->gpu_of_device[c->n_gpus++], sizeof c->gpu_of_device[0], "%s", g);
+    }
+    if (c->n_gpus != 0 && c->n_gpus != c->devices)
+        return err_set(e, RS_EINVAL, "gpus: %u are named, devices = %u: name one for each",
+                       c->n_gpus, c->devices);
+    if (c->n_gpus != 0 && strcmp(c->backend, "cuda") != 0)
+        return err_set(e, RS_EINVAL, "gpus: they are for backend = cuda, which is '%s'",
+                       c->backend);
+    return 0;
+}
+
+static int gpu_memory_check(const struct config *c, struct err *e)
+{
+    const struct budget_settings s = {.limit_bytes = c->max_gpu_memory_bytes,
+                                      .n_devices = c->devices,
+                                      .ring_slots = c->ring_slots,
+                                      .slot_bytes = c->chunk_bytes,
+                                      .n_threads = c->threads,
+                                      .max_ctas = c->max_ctas};
+    return strcmp(c->backend, "cuda") == 0 ? budget_check(&s, e) : 0;
+}
+
 /* What asks for GPUs where they can't be used is told at the start, not in a refit. */
-static int backend_check(const struct config *c, struct err *e)
+static int backend_check(struct config *c, struct err *e)
 {
     bool cuda = strcmp(c->backend, "cuda") == 0;
-    int r = choice_check("transport", c->transport, "memory", "tcp", "nccl", e);
+    const char *names[CONFIG_MAX_DEVICES];
+    int r = gpus_check(c, e);
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        names[i] = c->gpu_of_device[i];
+    if (r == 0)
+        r = gpu_memory_check(c, e);
+    if (r == 0)
+        r = choice_check("transport", c->transport, "memory", "tcp", "nccl", e);
     if (r == 0 && cuda != (strcmp(c->transport, "nccl") == 0))
         r = err_set(e, RS_EINVAL, "%s",
                     cuda ? "backend: cuda moves bytes between GPUs by NCCL: set transport = nccl"
                          : "transport: nccl needs GPUs: set backend = cuda, or transport = memory");
     if (r == 0)
-        r = device_backend_check(c->backend, c->devices, e);
+        r = device_backend_check(c->backend, c->devices, c->n_gpus != 0 ? names : NULL, e);
     return r == 0 ? 0 : err_prefix(e, r, "[devices]");
 }
 

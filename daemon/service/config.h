@@ -19,7 +19,8 @@ enum {
     CONFIG_MAX_PATH = 256,
     CONFIG_MAX_NAME = 64,
     CONFIG_MAX_VALUE = 160,
-    CONFIG_MAX_ROLE = 2048
+    CONFIG_MAX_ROLE = 2048,
+    CONFIG_MAX_GPU = 48
 };
 
 struct config {
@@ -44,6 +45,15 @@ struct config {
     uint64_t chunk_bytes;
     double network_gbytes_per_s; /* simulated rates between and inside domains; 0: not limited */
     double domain_gbytes_per_s;
+    char gpus[CONFIG_MAX_ROLE]; /* with cuda: which GPU each device is; "": 0 … devices-1 */
+    char gpu_of_device[CONFIG_MAX_DEVICES]
+                      [CONFIG_MAX_GPU]; /* from `gpus`; n_gpus 0: none is named */
+    uint32_t n_gpus;
+    uint32_t max_kernel_blocks;    /* of a kernel's grid; 0: four per multiprocessor */
+    uint64_t max_gpu_memory_bytes; /* that the daemon takes of each GPU; 0: no limit */
+
+    /* [nccl] */
+    uint32_t max_ctas; /* of a communicator on each GPU */
 
     /* [refit] */
     char verify[16];   /* off, sampled, full */

@@ -64,7 +64,9 @@ struct data_plane_link {
     struct queue requests;
     struct queue out;
     struct link_request hello, stats;
-    uint64_t strangers; /* by the newest COUNTED */
+    uint64_t strangers; /* by the newest COUNTED, as what follows */
+    struct wire_gpu_memory gpu_memory[CONFIG_MAX_DEVICES];
+    uint32_t n_gpu_memory;
     void (*stopped)(void *arg);
     void *stopped_arg;
     unsigned n_closing; /* handles left to close before the link is freed */
@@ -353,6 +355,15 @@ static void failure_text(const struct wire_packet *p, struct err *e)
     (void)err_set(e, code, "%s", f.text[0] != '\0' ? f.text : err_name(code));
 }
 
+static void stats_ask(struct data_plane_link *l);
+
+/* What is taken of the GPUs is asked for again after each of these. */
+static bool changes_memory(uint32_t type)
+{
+    return type == WIRE_MAPPED || type == WIRE_UNBOUND || type == WIRE_PREPARED ||
+           type == WIRE_STAGED || type == WIRE_QUIESCED;
+}
+
 static void packet_take(struct data_plane_link *l, struct wire_packet *p)
 {
     struct err e = {0};
@@ -369,6 +380,8 @@ static void packet_take(struct data_plane_link *l, struct wire_packet *p)
         r->progress(r, &progress);
         return;
     }
+    if (changes_memory(p->header.type) && l->about.cuda_version != 0)
+        stats_ask(l);
     if (p->header.code == 0 && p->header.type != WIRE_FAILED) {
         request_end(r, 0, p, NULL);
         return;
@@ -521,6 +534,11 @@ static void on_counted(struct link_request *r, int code, struct wire_packet *pac
         return;
     memcpy(&stats, packet->body, sizeof stats);
     l->strangers = stats.refused;
+    size_t left = packet->header.body_bytes - sizeof stats;
+    if (left % sizeof l->gpu_memory[0] != 0 || left > sizeof l->gpu_memory)
+        return;
+    l->n_gpu_memory = (uint32_t)(left / sizeof l->gpu_memory[0]);
+    memcpy(l->gpu_memory, (const uint8_t *)packet->body + sizeof stats, left);
 }
 
 /* One at a time: a child that is slow to answer is asked less often. */
@@ -537,6 +555,12 @@ static void stats_ask(struct data_plane_link *l)
 uint64_t link_strangers(const struct data_plane_link *l)
 {
     return l->strangers;
+}
+
+uint32_t link_gpu_memory(struct data_plane_link *l, const struct wire_gpu_memory **ret)
+{
+    *ret = l->gpu_memory;
+    return l->n_gpu_memory;
 }
 
 void link_lease(struct data_plane_link *l, uint64_t until_ns)
@@ -583,11 +607,14 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
         about_read(&l->about, packet, &ready);
     l->data_port = ready.data_port;
     l->strangers = 0;
+    l->n_gpu_memory = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();
     l->why[0] = '\0';
     if (l->lease_until_ns != 0)
         lease_send(l);
+    if (l->about.cuda_version != 0)
+        stats_ask(l);
     log_info("data plane ready: pid %d, restarts %" PRIu64, (int)l->process.pid, l->restarts);
     l->events.ready(l->events.arg);
 }
@@ -602,13 +629,18 @@ static int hello_send(struct data_plane_link *l, struct err *e)
                                .host_max_delay_us = c->host_max_delay_us,
                                .n_threads = c->threads,
                                .network_bytes_per_s = c->network_gbytes_per_s * 1e9,
-                               .domain_bytes_per_s = c->domain_gbytes_per_s * 1e9};
+                               .domain_bytes_per_s = c->domain_gbytes_per_s * 1e9,
+                               .max_ctas = c->max_ctas,
+                               .max_blocks = c->max_kernel_blocks,
+                               .max_gpu_memory_bytes = c->max_gpu_memory_bytes};
+    _Static_assert((int)CONFIG_MAX_GPU == (int)WIRE_DEVICE_NAME_BYTES, "a name travels whole");
     (void)snprintf(hello.backend, sizeof hello.backend, "%s", c->backend);
     (void)snprintf(hello.transport, sizeof hello.transport, "%s", c->transport);
     (void)snprintf(hello.data_address, sizeof hello.data_address, "%s", c->data_address);
     l->hello = (struct link_request){.done = on_hello};
     return submit(l, &l->hello, (struct wire_header){.type = WIRE_HELLO}, &hello, sizeof hello,
-                  NULL, 0, NULL, 0, HELLO_TIMEOUT_MS, e);
+                  c->gpu_of_device, c->n_gpus * sizeof c->gpu_of_device[0], NULL, 0,
+                  HELLO_TIMEOUT_MS, e);
 }
 
 static int child_spawn(struct data_plane_link *l, int child_end, struct err *e)

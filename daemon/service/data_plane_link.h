@@ -74,6 +74,9 @@ int link_device_of(const struct data_plane_link *l, const char *name, uint32_t *
 const char *link_device_name(const struct data_plane_link *l, uint32_t device);
 /* Strangers that were let go at its data port: by the child that is ready, as of the newest lease. */
 uint64_t link_strangers(const struct data_plane_link *l);
+/* What it has taken of each GPU, by the child's newest word: at most since the last mapping or attempt. Returns
+ * how many; 0: there are no GPUs. Borrowed until the loop's next turn. */
+uint32_t link_gpu_memory(struct data_plane_link *l, const struct wire_gpu_memory **ret);
 /* Bytes may move until then (monotonic ns; the child looks itself): told to this child and to those after it. */
 void link_lease(struct data_plane_link *l, uint64_t until_ns);
 

@@ -1,47 +1,10 @@
 #!/usr/bin/python3
 """GPU memory of workers through the real daemon, on the stand-in for GPUs (make check-standin). What needs no CUDA runs
 everywhere."""
-import mmap
 import unittest
 
 from gpu_memory import *
-
-STANDIN = os.environ.get("RESHARD_BACKEND") == "cuda"
-on_standin = unittest.skipUnless(STANDIN, "runs on the stand-in for GPUs: make check-standin")
-CUDA = Cuda() if STANDIN else None
-if STANDIN:
-    CUDA.free(CUDA.malloc(0, 1))  # this process's counters are its own: see Counters
-
-
-class Counters:
-    """What the daemons that are started meanwhile have open and allocated, by the stand-in's own count."""
-
-    FIELDS = 13
-    ALLOCATED, OPEN = 11, 12
-
-    def __enter__(self):
-        self.fd, self.path = tempfile.mkstemp(prefix="standin-counters-")
-        os.ftruncate(self.fd, 16 * self.FIELDS * 8)
-        self.map = mmap.mmap(self.fd, 0)
-        os.environ["STANDIN_COUNTERS"] = self.path
-        return self
-
-    def __exit__(self, *_):
-        del os.environ["STANDIN_COUNTERS"]
-        self.map.close()
-        os.close(self.fd)
-        os.unlink(self.path)
-
-    def of(self, device, field):
-        return struct.unpack_from("=Q", self.map, (device * self.FIELDS + field) * 8)[0]
-
-    def wait_open(self, device, n, timeout):
-        end = time.monotonic() + timeout
-        while self.of(device, self.OPEN) != n:
-            if time.monotonic() > end:
-                raise Deadline(f"{self.of(device, self.OPEN)} handles of device {device} are open, not {n}")
-            threading.Event().wait(0.005)
-
+from standin_counters import *
 
 def one_source(rows=64):
     return Layout("train", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])

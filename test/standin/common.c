@@ -102,6 +102,14 @@ struct standin_device_counters *standin_count(int device)
     return &counters->device[device >= 0 && device < STANDIN_MAX_DEVICES ? device : 0];
 }
 
+void standin_most(uint64_t *counter, uint64_t value)
+{
+    uint64_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+    while (before < value && !__atomic_compare_exchange_n(counter, &before, value, true,
+                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
 uint64_t standin_random(void)
 {
     static _Atomic uint64_t n;

@@ -276,6 +276,32 @@ STANDIN_EXPORT cudaError_t cudaMalloc(void **ret, size_t bytes)
     return said(allocate(bytes, ret));
 }
 
+static atomic_bool has_context[STANDIN_MAX_DEVICES];
+
+static void make_context(int device)
+{
+    if (!atomic_exchange(&has_context[device], true))
+        __atomic_fetch_add(&standin_count(device)->contexts, 1, __ATOMIC_RELAXED);
+}
+
+void standin_memory(int device, size_t *ret_free, size_t *ret_total)
+{
+    const struct standin_device_counters *c = standin_count(device);
+    uint64_t total = standin_number("STANDIN_MEMORY", UINT64_C(1) << 30);
+    uint64_t used =
+        __atomic_load_n(&c->allocated_bytes, __ATOMIC_RELAXED) +
+        __atomic_load_n(&c->contexts, __ATOMIC_RELAXED) * standin_number("STANDIN_CONTEXT", 0);
+    *ret_total = total;
+    *ret_free = used > total ? 0 : total - used;
+}
+
+STANDIN_EXPORT cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
+{
+    ENTER("cudaMemGetInfo");
+    standin_memory(current_device, ret_free, ret_total);
+    return cudaSuccess;
+}
+
 /* Memory of the device's pool, as torch's cudaMallocAsync backend has it. */
 STANDIN_EXPORT cudaError_t cudaMallocAsync(void **ret, size_t bytes, cudaStream_t stream)
 {
@@ -330,16 +356,6 @@ STANDIN_EXPORT cudaError_t cudaHostUnregister(void *p)
 {
     ENTER("cudaHostUnregister");
     return said(forget(p, REGISTERED));
-}
-
-STANDIN_EXPORT cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
-{
-    ENTER("cudaMemGetInfo");
-    pthread_mutex_lock(&memory_mutex);
-    *ret_total = standin_number("STANDIN_MEMORY", UINT64_C(1) << 30);
-    *ret_free = *ret_total - used_bytes[current_device];
-    pthread_mutex_unlock(&memory_mutex);
-    return cudaSuccess;
 }
 
 STANDIN_EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret,
@@ -1115,6 +1131,7 @@ STANDIN_EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t handle, dim3 grid, di
     if (l == NULL)
         return said(cudaErrorMemoryAllocation);
     l->n_blocks = grid.x;
+    standin_most(&standin_count(stream->device)->most_blocks, grid.x);
     l->device = stream->device;
     memcpy(&l->batch, args[0], k->parameter_bytes);
     return said(
@@ -1138,6 +1155,7 @@ STANDIN_EXPORT cudaError_t cudaSetDevice(int device)
         return said(cudaErrorInvalidDevice);
     int before = current_device;
     current_device = device;
+    make_context(device);
     int entered = enter("cudaSetDevice");
     if (entered != 0 && entered != atomic_load(&sticky[device]))
         current_device = before;

@@ -155,6 +155,7 @@ STANDIN_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int n_ranks,
     c->n_ranks = n_ranks;
     c->rank = rank;
     c->device = standin_current_device();
+    standin_most(&standin_count(c->device)->most_ctas, (uint64_t)config->maxCTAs);
     atomic_store(&c->state, ncclInProgress);
     atomic_store(&c->refs, 1);
     if (pthread_create(&c->thread, NULL, init_main, c) != 0)

@@ -62,6 +62,24 @@ STANDIN_EXPORT int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int wh
     return code;
 }
 
+struct memory {
+    unsigned long long total, free, used;
+};
+
+STANDIN_EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory *ret)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    standin_memory((int)(uintptr_t)device - 1, &free_bytes, &total_bytes);
+    *ret = (struct memory){total_bytes, free_bytes, total_bytes - free_bytes};
+    return standin_call("nvmlDeviceGetMemoryInfo", 999);
+}
+
+STANDIN_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *ret)
+{
+    *ret = (nvmlDevice_t)(uintptr_t)(i + 1);
+    return i >= standin_number("STANDIN_DEVICES", 2) ? 2 : 0;
+}
+
 STANDIN_EXPORT int nvmlSystemGetDriverVersion(char *ret, unsigned n)
 {
     (void)snprintf(ret, n, "stand-in");

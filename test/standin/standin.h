@@ -18,6 +18,7 @@
  * Environment:
  *   STANDIN_DEVICES=2        how many devices
  *   STANDIN_MEMORY=1073741824 bytes of each
+ *   STANDIN_CONTEXT=0        bytes that a process's context takes of each device that it uses
  *   STANDIN_SEED=1           of delays (0: none), STANDIN_DELAY_US=200 the longest
  *   STANDIN_PAGEABLE=0       1: NCCL reaches any memory of the process (contract tests that know no device memory)
  *   STANDIN_PEER=1           0: devices have no peer access
@@ -49,12 +50,16 @@ struct standin_device_counters {
     uint64_t groups, messages; /* that ended well; messages are sends and receives */
     uint64_t sent_bytes, received_bytes;
     uint64_t allocated_bytes, open_handles; /* now, IPC and VMM mappings included in handles only */
+    uint64_t contexts;                      /* made so far */
+    uint64_t most_blocks, most_ctas;        /* of a kernel's grid; of a communicator */
 };
 
 struct standin_counters {
     struct standin_device_counters device[STANDIN_MAX_DEVICES];
 };
 
+/* Raises a counter to at least that much. */
+STANDIN_EXPORT void standin_most(uint64_t *counter, uint64_t value);
 /* Never NULL. */
 STANDIN_EXPORT struct standin_device_counters *standin_count(int device);
 
@@ -85,6 +90,8 @@ STANDIN_EXPORT int standin_map_memory(int device, int fd, size_t n_bytes, void *
 STANDIN_EXPORT int standin_map_at(int device, int fd, size_t n_bytes, void *at);
 STANDIN_EXPORT void standin_give_memory(void *p, int device);
 STANDIN_EXPORT int standin_unmap_memory(void *p);
+/* Of a device, over all processes that share counters. */
+STANDIN_EXPORT void standin_memory(int device, size_t *ret_free, size_t *ret_total);
 /* What an address of a device's memory belongs to. False: nothing. */
 struct standin_allocation {
     void *base;

@@ -241,13 +241,13 @@ START_TEST(without_a_gpu_or_with_too_few_the_backend_says_what_is_missing)
 {
     struct err e = {0};
     ck_assert_int_eq(setenv("STANDIN_DEVICES", "0", 1), 0);
-    ck_assert_int_eq(device_backend_check("cuda", 1, &e), RS_EPRECOND);
+    ck_assert_int_eq(device_backend_check("cuda", 1, NULL, &e), RS_EPRECOND);
     ck_assert_ptr_nonnull(strstr(e.text, "is a GPU visible here?"));
     ck_assert_int_eq(setenv("STANDIN_DEVICES", "2", 1), 0);
-    ck_assert_int_eq(device_backend_check("cuda", 2, &e), 0);
-    ck_assert_int_eq(device_backend_check("cuda", 3, &e), RS_EPRECOND);
+    ck_assert_int_eq(device_backend_check("cuda", 2, NULL, &e), 0);
+    ck_assert_int_eq(device_backend_check("cuda", 3, NULL, &e), RS_EPRECOND);
     ck_assert_ptr_nonnull(strstr(e.text, "3 devices are set, 2 GPUs are there"));
-    ck_assert_int_eq(device_backend_check("rocm", 1, &e), RS_EINVAL);
+    ck_assert_int_eq(device_backend_check("rocm", 1, NULL, &e), RS_EINVAL);
 }
 END_TEST
 

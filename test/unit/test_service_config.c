@@ -54,6 +54,18 @@ START_TEST(one_file_serves_every_node)
 }
 END_TEST
 
+START_TEST(gpus_are_named_for_a_backend_that_has_them_one_for_each_device)
+{
+    REFUSED("[devices]\ngpus = 0 1\ndevices = 2\n", "gpus", "backend = cuda", "'host'");
+    REFUSED("[devices]\ngpus = 0 1 2\ndevices = 2\n", "'2' is one more than devices = 2");
+    REFUSED("[devices]\ngpus = GPU-aa gpu-AA\ndevices = 2\n", "'gpu-AA' stands twice");
+    REFUSED("[devices]\ngpus = 0\n 1\ndevices = 3\n", "2 are named", "devices = 3");
+    REFUSED("[devices]\ngpus = GPU-0123456789012345678901234567890123456789012345\ndevices = 1\n",
+            "no name of a GPU", "nvidia-smi -L");
+    REFUSED("[devices]\nmax_gpu_memory_bytes = many\n", "max_gpu_memory_bytes", "no size");
+}
+END_TEST
+
 START_TEST(without_nodes_it_is_alone)
 {
     struct config c;
@@ -200,6 +212,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(one_file_serves_every_node)                                                                  \
+    X(gpus_are_named_for_a_backend_that_has_them_one_for_each_device)                              \
     X(without_nodes_it_is_alone)                                                                   \
     X(a_thousand_nodes_fit_and_one_more_does_not)                                                  \
     X(refusals_of_a_cluster_name_what_is_wrong)                                                    \

@@ -1,0 +1,139 @@
+#!/usr/bin/python3
+"""Which GPUs a daemon takes, and how much of them: through the real daemon on the stand-in for GPUs (make check-standin)."""
+import json
+import unittest
+
+from gpu_memory import *
+from standin_counters import *
+
+MIB = 1 << 20
+CONTEXT, TABLES = 512 * MIB, 16 * MIB  # what daemon/exec/budget.c expects
+
+
+def one_layout(name):
+    return Layout(name, 1, [mesh("x", [1])], [tensor("w", [64, 64], "int32", "x", [None])])
+
+
+class Named(Cuda):
+    """Counts GPUs as a daemon does that was given these."""
+
+    def __init__(self, gpus):
+        super().__init__()
+        self.gpus = gpus
+
+    def use(self, device):
+        super().use(self.gpus[device])
+
+    def uuid(self, device):
+        return super().uuid(self.gpus[device])
+
+
+def refuses(case, settings, *words):
+    """The daemon does not start with these settings, and says why."""
+    d = Daemon(**settings)
+    try:
+        r = subprocess.run(d.argv() + ["--check-config"], capture_output=True, text=True, timeout=WAIT_S)
+        case.assertNotEqual(r.returncode, 0, r.stdout)
+        for word in words:
+            case.assertIn(word, r.stderr)
+    finally:
+        shutil.rmtree(d.dir)
+
+
+@on_standin
+class Names(unittest.TestCase):
+    def test_case_c25_devices_are_the_gpus_that_are_named_in_that_order(self):
+        with Counters() as counters, Daemon(devices__devices=2, devices__domains="",
+                                            devices__gpus=f"{CUDA.uuid(3).upper()} {CUDA.uuid(1)[4:]}") as d:
+            f = GpuFleet(d, Named([3, 1]), one_layout("train"), one_layout("rollout"), [0], [1])
+            self.assertEqual([f.trainer.local(), f.rollout.local()], [0, 1])
+            self.assertEqual([counters.of(i, Counters.OPEN) for i in range(4)], [0, 1, 0, 1])
+            f.refit(1)
+            f.destinations[0].apply(1)
+            self.assertEqual(f.destinations[0].wrong(1), [])
+
+    def test_names_that_are_none_twice_or_too_few_are_refused_at_the_start(self):
+        refuses(self, {"devices__devices": 1, "devices__domains": "", "devices__gpus": "GPU-ffffffff-0000-0000-0000-000000000000"},
+                "GPU-ffffffff", "is not there", CUDA.uuid(0))
+        refuses(self, {"devices__devices": 2, "devices__domains": "", "devices__gpus": f"{CUDA.uuid(1)} 1"},
+                "one GPU", CUDA.uuid(1), "name each once")
+        refuses(self, {"devices__devices": 2, "devices__domains": "", "devices__gpus": "0"}, "1 are named", "devices = 2")
+
+
+@on_standin
+class Shares(unittest.TestCase):
+    def test_kernels_and_communicators_take_no_more_blocks_than_are_set(self):
+        for blocks, ctas in ((1, 2), (3, 5)):
+            with Counters() as counters, Daemon(devices__max_kernel_blocks=blocks, nccl__max_ctas=ctas) as d:
+                f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+                f.refit(1)
+                self.assertEqual({counters.of(i, Counters.CTAS) for i in range(8)}, {ctas})
+                self.assertEqual(max(counters.of(i, Counters.BLOCKS) for i in range(8)), blocks)
+
+    def test_what_is_out_of_range_is_refused(self):
+        refuses(self, {"nccl__max_ctas": 65}, "max_ctas", "1 … 64")
+        refuses(self, {"nccl__max_ctas": 0}, "max_ctas", "1 … 64")
+        refuses(self, {"devices__max_kernel_blocks": 65536}, "max_kernel_blocks", "65535")
+
+
+@on_standin
+class Budget(unittest.TestCase):
+    """One device, so a communicator is its tables alone."""
+
+    def settings(self, limit):
+        return {"devices__devices": 1, "devices__domains": "", "devices__threads": 1, "devices__ring_slots": 2,
+                "devices__chunk_bytes": MIB, "devices__max_gpu_memory_bytes": limit}
+
+    STREAMS = 3 * (5 * MIB // 4 + 65536) + MIB + 5 * 65536
+    LEAST = CONTEXT + TABLES + STREAMS + 2 * MIB
+
+    def refit(self, d, model):
+        f = GpuFleet(d, CUDA, one_layout("train"), one_layout("rollout"), [0], [0], model=model)
+        f.publish(1)
+        f.submit(1)
+        return f.final(1)
+
+    def test_what_can_not_fit_is_refused_at_the_start(self):
+        refuses(self, self.settings(self.LEAST - 1), "max_gpu_memory_bytes", "context 512 MiB (estimated)",
+                "communicators 16 MiB", "staging ring 2 MiB", "max_ctas")
+
+    def test_a_second_models_communicator_that_does_not_fit_ends_its_attempt_and_nothing_else(self):
+        with Daemon(**self.settings(self.LEAST)) as d:
+            pid = d.data_plane_pid()
+            self.assertEqual(self.refit(d, "a").phase, pb.PHASE_COMMITTED)
+            s = self.refit(d, "b")
+            self.assertEqual(s.phase, pb.PHASE_ABORTED)
+            for word in ("max_gpu_memory_bytes", "communicators 32 MiB", "raise it"):
+                self.assertIn(word, s.reason)
+            self.assertEqual(d.data_plane_pid(), pid)
+
+    def test_status_and_doctor_show_the_parts_and_a_measured_context(self):
+        os.environ.update(STANDIN_CONTEXT=str(48 * MIB), STANDIN_MEMORY=str(512 * MIB))
+        try:
+            with Counters(), Daemon(**self.settings(self.LEAST)) as d:
+                self.assertEqual(self.refit(d, "a").phase, pb.PHASE_COMMITTED)
+                end = time.monotonic() + WAIT_S
+                while True:  # the parts are asked for after the attempt
+                    g, = d.admin().Status(pb.StatusRequest(), timeout=WAIT_S).gpu_memory
+                    if g.communicator_bytes or time.monotonic() > end:
+                        break
+                    threading.Event().wait(0.01)
+                self.assertEqual((g.name, g.limit_bytes), (CUDA.uuid(0), self.LEAST))
+                self.assertEqual((g.context_bytes, g.context_measured), (48 * MIB, True))
+                self.assertEqual((g.communicator_bytes, g.communicator_measured), (TABLES, False))
+                self.assertEqual(g.work_bytes, self.STREAMS)
+                self.assertEqual(g.total_bytes, 512 * MIB)
+                ask = lambda *a: subprocess.run([BUILD / "reshardctl", *a, "--socket", d.socket], capture_output=True,
+                                                text=True, timeout=WAIT_S).stdout
+                table = ask("status")
+                for word in ("COMMUNICATORS", CUDA.uuid(0), "50.3 MB", "<= 16.8 MB"):
+                    self.assertIn(word, table)
+                said = [x["says"] for x in json.loads(ask("doctor", "--json"))["findings"] if x["check"] == "GPU memory"]
+                self.assertEqual(len(said), 1)
+                self.assertIn("context 50.3 MB, communicators 16.8 MB", said[0])
+        finally:
+            del os.environ["STANDIN_CONTEXT"], os.environ["STANDIN_MEMORY"]
+
+
+if __name__ == "__main__":
+    main()
