@@ -353,6 +353,9 @@ deps:
 # make install: programs, library, headers (C clients: reshard.h; reshard/ for clients in other languages), proto, settings.
 # DESTDIR and PREFIX as usual. Settings that are there already stay.
 PREFIX ?= /usr/local
+# The interpreter that finds the Python client there, as Debian has it.
+PYTHON ?= /usr/bin/python3
+PACKAGES ?= $(PREFIX)/lib/$(if $(filter /usr,$(PREFIX)),python3,$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include/reshard \
 	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard $(DESTDIR)/etc/reshard
@@ -367,6 +370,8 @@ install: all
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
 	test -e $(DESTDIR)/etc/reshard/reshardd.conf || install -m 644 config/reshardd.conf $(DESTDIR)/etc/reshard
 	install -m 644 README.md config/FORMATS.md $(DESTDIR)$(PREFIX)/share/doc/reshard
+	install -d $(DESTDIR)$(PACKAGES)/reshard
+	install -m 644 client/python/reshard/*.py client/python/reshard/py.typed $(DESTDIR)$(PACKAGES)/reshard
 	@test -n '$(DESTDIR)' || echo 'installed; run ldconfig if $(PREFIX)/lib is on the path of the loader (else set LD_LIBRARY_PATH)'
 
 help:
