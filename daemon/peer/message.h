@@ -110,7 +110,7 @@ struct node_order {
     uint64_t
         content; /* PREPARE, COMMITTED: names what is moved (refit_action.content); 0: not known */
     uint64_t data_plane; /* PREPARE: the node's that is meant (refit_action.data_plane); 0: any */
-    uint64_t held, applied; /* WORKER */
+    uint64_t held, applied; /* WORKER; `version`: of which it has got wrong bytes; 0: none */
     enum refit_phase phase; /* REPLY */
     enum refit_tell tell;   /* TELL */
     int code;               /* REPLY, END */

@@ -129,9 +129,10 @@ static void abort_excluding(struct step *s, int code, const char *text)
 /* --- what nodes say --- */
 
 /* What has been found to differ is not held by anybody, whoever said so before. */
-static void distrust(struct refit_worker *w)
+static void distrust(const struct refit *r, struct refit_worker *w)
 {
     w->held = w->held_content = 0;
+    w->blamed = r->in_flight->version;
     if (w->receive == REFIT_IN_PLACE || w->feeding == REFIT_FEED_LIVE) {
         w->torn = true;
         w->applied = 0;
@@ -142,7 +143,29 @@ static void distrust_node(const struct refit *r, uint32_t node)
 {
     foreach_worker (w, r)
         if (w->taking_part && w->node == node && worker_accepts(w) && w->held != 0)
-            distrust(w);
+            distrust(r, w);
+}
+
+static void distrust_id(const struct refit *r, uint64_t id)
+{
+    struct refit_worker *w = refit_find_worker(r, id);
+    if (w != NULL && w->taking_part && w->layout->side == REFIT_DESTINATION)
+        distrust(r, w);
+}
+
+/* Whoever has got wrong bytes, though the attempt may have been called off before that was known. Once all have staged
+ * nothing is wrong any more: what comes then was on its way from before. */
+static void distrust_named(const struct step *s)
+{
+    const struct refit *r = s->r;
+    const struct refit_event *ev = s->ev;
+    int phase = r->in_flight->phase.state;
+    if (ev->node.code != RS_EDATALOSS || r->committing ||
+        (phase >= REFIT_STAGED && phase != REFIT_ABORTING))
+        return;
+    distrust_id(r, ev->node.worker);
+    for (size_t i = 0; i < ev->node.n_wrong; i++)
+        distrust_id(r, ev->node.wrong[i]);
 }
 
 void attempt_failed(struct step *s)
@@ -150,8 +173,11 @@ void attempt_failed(struct step *s)
     struct refit *r = s->r;
     const struct refit_event *ev = s->ev;
     struct refit_node *n = attempt_answering_node(s);
-    if (n == NULL || n->part == REFIT_NODE_IDLE || n->part == REFIT_NODE_ABORTING ||
-        r->committing || r->in_flight->phase.state >= REFIT_STAGED)
+    if (n == NULL)
+        return;
+    distrust_named(s);
+    if (n->part == REFIT_NODE_IDLE || n->part == REFIT_NODE_ABORTING || r->committing ||
+        r->in_flight->phase.state >= REFIT_STAGED)
         return;
     n->settled = true;
     int code = ev->node.code == 0 ? RS_EINTERNAL : ev->node.code;
@@ -159,9 +185,7 @@ void attempt_failed(struct step *s)
                                  ev->node.text == NULL ? err_name(code) : ev->node.text);
     struct refit_worker *w = ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
     bool known = w != NULL && w->taking_part && w->layout->side == REFIT_DESTINATION;
-    if (code == RS_EDATALOSS && known)
-        distrust(w);
-    else if (code == RS_EDATALOSS)
+    if (code == RS_EDATALOSS && !known)
         distrust_node(r, n->node);
     if (!known || !worker_accepts(w)) {
         attempt_call_off(s, code, text);

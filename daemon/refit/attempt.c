@@ -450,7 +450,7 @@ static void memory_opened(const struct refit *r, struct refit_worker *w)
 {
     if (refit_holds_already(r, w))
         return;
-    w->held = w->held_content = 0;
+    w->held = w->held_content = w->blamed = 0;
     if (w->receive == REFIT_IN_PLACE) {
         w->torn = true;
         w->applied = 0;
@@ -613,7 +613,7 @@ static void all_staged(struct step *s)
 static void memory_landed(const struct refit *r, uint32_t node)
 {
     foreach_worker (w, r) {
-        if (!w->taking_part || w->node != node || !worker_accepts(w) ||
+        if (!w->taking_part || w->node != node || !worker_accepts(w) || w->blamed != 0 ||
             worker_instance(w)->excluded || r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;
         if (w->held != r->in_flight->version) /* else it is known from before */

@@ -20,7 +20,9 @@
  *  6. Workers and nodes take part only in an attempt from PLAN on; none where nothing is in flight.
  *  7. In ABORTING some node still has to quiesce, or a record is on its way.
  *  8. A catch-up is about the newest committed version; it gives way to whatever is submitted.
- *  9. Only who holds the version whole feeds; who feeds does not receive. */
+ *  9. Only who holds the version whole feeds; who feeds does not receive.
+ * 10. Who is blamed holds nothing: not by a late STAGED of the attempt that brought wrong bytes, nor by its node's word.
+ *     The next START that writes its memory makes good. */
 #include "refit/private.h"
 
 #include "base/banned.h"
@@ -113,9 +115,16 @@ static void check_in_flight(const struct refit *r)
         rs_assert(!aborting_node && (attempt_chosen(r) || !part));
 }
 
+static void check_blamed(const struct refit *r)
+{
+    foreach_worker (w, r)
+        rs_assert(w->blamed == 0 || w->held == 0);
+}
+
 void refit_check(const struct refit *r)
 {
     check_versions(r);
+    check_blamed(r);
     check_in_flight(r);
     if (r->queued != NULL) {
         rs_assert(r->queued->phase.state == REFIT_SUBMITTED && r->queued->durable);

@@ -229,9 +229,12 @@ struct refit_worker {
     uint64_t held_content; /* its publication sum; 0: not known */
     /* `held` came by a catch-up that has not ended well: its client knows nothing of it. */
     bool unsaid;
-    uint64_t applied;        /* version in live memory; 0: none */
-    uint64_t skipped;        /* version that will never be applied here */
-    bool torn;               /* live memory is partly written */
+    uint64_t applied; /* version in live memory; 0: none */
+    uint64_t skipped; /* version that will never be applied here */
+    bool torn;        /* live memory is partly written */
+    uint64_t
+        blamed; /* version of which it has got wrong bytes: what is said of its memory is not believed
+                        until it is written anew; 0: none */
     uint64_t ready;          /* in_place: version it is paused for; 0: none */
     uint64_t applying;       /* version being applied now; 0: none */
     bool taking_part;        /* in the attempt in flight */
@@ -503,9 +506,13 @@ struct refit_event {
             uint64_t attempt;
             int code; /* FAILED */
             const char *text;
-            uint64_t worker;    /* FAILED: whose fault, where it is one destination worker's; 0: not
+            uint64_t worker; /* FAILED: whose fault, where it is one destination worker's; 0: not
                                    known */
-            uint64_t committed; /* NODE_UP: newest committed version that it knows of; 0: none */
+            /* FAILED with RS_EDATALOSS, ids: destination workers whose memory is not to be believed, beside
+             * `worker`: what they have got of this attempt is wrong too, or can't be known to be right. */
+            const uint64_t *wrong;
+            size_t n_wrong;
+            uint64_t committed;  /* NODE_UP: newest committed version that it knows of; 0: none */
             uint64_t data_plane; /* NODE_UP: which one of the node it is (member.h); 0: not told */
             bool
                 expelled; /* NODE_LOST: its lease is over and it has not come back: refits need not wait for

@@ -259,12 +259,14 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
     if (version == 0 || content == 0)
         return;
     bool committed = v != NULL && v->phase.state == REFIT_COMMITTED && v->publication == content;
-    if (version <= r->committed && !committed) { /* what nobody will ever commit */
+    bool useless = version <= r->committed && !committed; /* nobody will ever commit it */
+    if (useless || version == w->blamed) {
         w->torn |= w->receive == REFIT_IN_PLACE;
         return;
     }
     w->held = version;
     w->held_content = content;
+    w->blamed = 0; /* for another version, of which nothing has come there */
     if (w->receive == REFIT_IN_PLACE) {
         w->torn = false;
         w->applied = committed ? version : 0;
@@ -280,6 +282,8 @@ static void fill_memory(struct refit_worker *w, const struct refit *r, const str
     w->held = w->receive == REFIT_IN_PLACE          ? w->applied
               : ev->attached.shadow <= r->committed ? ev->attached.shadow
                                                     : 0;
+    if (w->held != 0) /* compared with what it has to be */
+        w->blamed = 0;
     const struct refit_version *v = refit_find_version(r, w->held);
     w->held_content = v == NULL ? 0 : v->publication;
     w->unsaid = w->unsaid && w->held == before;

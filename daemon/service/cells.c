@@ -11,14 +11,23 @@ enum { FIRST_SLOTS = 1024 };
 struct slot {
     struct cell_print print;
     bool used;
+    size_t dispute; /* the newest about this cell, + 1; 0: there is none */
+};
+
+/* A destination that differs from the slot's, itself a destination's. */
+struct dispute {
+    struct cell_print print;
+    size_t next; /* about the same cell, + 1; 0: it is the last */
 };
 
 struct cells {
     struct slot *slots;
     size_t n_slots, n_used; /* n_slots: a power of two, or 0 */
-    struct cell_print
-        *disputes; /* destinations that differ from the slot's, itself a destination's */
+    struct dispute *disputes;
     size_t n_disputes, disputes_capacity;
+    struct cells_difference *wrong;
+    size_t n_wrong, wrong_capacity;
+    bool more;
 };
 
 struct cells *cells_new(void)
@@ -32,7 +41,19 @@ void cells_free(struct cells *c)
         return;
     mem_free(c->slots);
     mem_free(c->disputes);
+    mem_free(c->wrong);
     mem_free(c);
+}
+
+const struct cells_difference *cells_wrong(const struct cells *c, size_t *ret_n)
+{
+    *ret_n = c->n_wrong;
+    return c->wrong;
+}
+
+bool cells_wrong_more(const struct cells *c)
+{
+    return c->more;
 }
 
 static bool is_source(const struct cell_print *p)
@@ -68,39 +89,45 @@ static int room_make(struct cells *c)
     return 0;
 }
 
-static int differ(const struct cell_print *bad, const struct cell_print *good,
-                  struct cells_difference *ret)
+static int differ(struct cells *c, const struct cell_print *bad, const struct cell_print *good)
 {
-    *ret = (struct cells_difference){.bad = *bad, .good = *good};
-    return RS_EDATALOSS;
+    void *wrong = c->wrong;
+    if (c->n_wrong == CELLS_MOST_WRONG) {
+        c->more = true;
+        return 0;
+    }
+    if (mem_grow(&wrong, &c->wrong_capacity, c->n_wrong + 1, sizeof *c->wrong) != 0)
+        return RS_ENOMEM;
+    c->wrong = wrong;
+    c->wrong[c->n_wrong++] = (struct cells_difference){.bad = *bad, .good = *good};
+    return 0;
 }
 
-static int dispute_add(struct cells *c, const struct cell_print *p)
+static int dispute_add(struct cells *c, struct slot *slot, const struct cell_print *p)
 {
     void *disputes = c->disputes;
     if (mem_grow(&disputes, &c->disputes_capacity, c->n_disputes + 1, sizeof *c->disputes) != 0)
         return RS_ENOMEM;
     c->disputes = disputes;
-    c->disputes[c->n_disputes++] = *p;
+    c->disputes[c->n_disputes++] = (struct dispute){.print = *p, .next = slot->dispute};
+    slot->dispute = c->n_disputes;
     return 0;
 }
 
 /* A source's print where only destinations' were: all of them are held against it. */
-static int source_take(struct cells *c, struct slot *slot, const struct cell_print *p,
-                       struct cells_difference *ret)
+static int source_take(struct cells *c, struct slot *slot, const struct cell_print *p)
 {
     struct cell_print before = slot->print;
+    int r = before.fingerprint != p->fingerprint ? differ(c, &before, p) : 0;
+    for (size_t i = slot->dispute; r == 0 && i != 0; i = c->disputes[i - 1].next)
+        if (c->disputes[i - 1].print.fingerprint != p->fingerprint)
+            r = differ(c, &c->disputes[i - 1].print, p);
     slot->print = *p;
-    if (before.fingerprint != p->fingerprint)
-        return differ(&before, p, ret);
-    for (size_t i = 0; i < c->n_disputes;
-         i++) /* each of them differs from the slot's, which is right */
-        if (c->disputes[i].cell == p->cell)
-            return differ(&c->disputes[i], p, ret);
-    return 0;
+    slot->dispute = 0;
+    return r;
 }
 
-static int print_merge(struct cells *c, const struct cell_print *p, struct cells_difference *ret)
+static int print_merge(struct cells *c, const struct cell_print *p)
 {
     if (room_make(c) != 0)
         return RS_ENOMEM;
@@ -111,25 +138,50 @@ static int print_merge(struct cells *c, const struct cell_print *p, struct cells
         return 0;
     }
     if (is_source(p) && !is_source(&slot->print))
-        return source_take(c, slot, p, ret);
+        return source_take(c, slot, p);
     if (slot->print.fingerprint == p->fingerprint)
         return 0;
-    return is_source(&slot->print) ? differ(p, &slot->print, ret) : dispute_add(c, p);
+    return is_source(&slot->print) ? differ(c, p, &slot->print) : dispute_add(c, slot, p);
+}
+
+/* What has been found since there were n_before. */
+static int found(const struct cells *c, size_t n_before, struct cells_difference *ret)
+{
+    if (c->n_wrong == n_before)
+        return 0;
+    *ret = c->wrong[n_before];
+    return RS_EDATALOSS;
 }
 
 int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
                 struct cells_difference *ret)
 {
+    size_t n_before = c->n_wrong;
     int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++)
-        r = print_merge(c, &prints[i], ret);
+        r = print_merge(c, &prints[i]);
+    return r == 0 ? found(c, n_before, ret) : r;
+}
+
+/* Which of them is right nobody knows: none of them is believed. */
+static int slot_settle(struct cells *c, struct slot *slot)
+{
+    int r = 0;
+    if (slot->dispute == 0)
+        return 0;
+    for (size_t i = slot->dispute; r == 0 && i != 0; i = c->disputes[i - 1].next)
+        r = differ(c, &c->disputes[i - 1].print, &slot->print);
+    if (r == 0)
+        r = differ(c, &slot->print, &c->disputes[slot->dispute - 1].print);
+    slot->dispute = 0;
     return r;
 }
 
-int cells_settle(const struct cells *c, struct cells_difference *ret)
+int cells_settle(struct cells *c, struct cells_difference *ret)
 {
-    if (c->n_disputes == 0)
-        return 0;
-    const struct cell_print *p = &c->disputes[0];
-    return differ(p, &slot_of(c->slots, c->n_slots, p->cell)->print, ret);
+    size_t n_before = c->n_wrong;
+    int r = 0;
+    for (size_t i = 0; r == 0 && c->n_disputes > 0 && i < c->n_slots; i++)
+        r = slot_settle(c, &c->slots[i]);
+    return r == 0 ? found(c, n_before, ret) : r;
 }

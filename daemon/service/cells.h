@@ -1,10 +1,12 @@
-/* What all nodes of one attempt saw of its cells, merged: the same content everywhere, or a difference to blame.
+/* What all nodes of one attempt saw of its cells, merged: the same content everywhere, or differences to blame.
  *
  * Pages come in any order of nodes. A source's fingerprint is believed over a destination's, whichever comes first:
- * two destinations that differ wait for a source to tell which of them is wrong (cells_settle: none did). Pure. */
+ * two destinations that differ wait for a source to tell which of them is wrong (cells_settle: none did). Merging goes on
+ * after a difference: whoever else has got wrong bytes is to be known too. Pure. */
 #ifndef RS_SERVICE_CELLS_H
 #define RS_SERVICE_CELLS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +14,9 @@
 #include "peer/message.h"
 
 struct cells;
+
+/* Of more differences than that it is only known that there are (cells_wrong_more). */
+enum { CELLS_MOST_WRONG = 65536 };
 
 /* Both are prints of one cell. */
 struct cells_difference {
@@ -21,10 +26,17 @@ struct cells_difference {
 struct cells *cells_new(void); /* NULL: no memory */
 void cells_free(struct cells *c);
 
-/* 0; RS_EDATALOSS: *ret says where; RS_ENOMEM: what came before the failing print is merged. */
+/* 0; RS_EDATALOSS: all are merged, *ret is the first difference among those found by this call; RS_ENOMEM: what came
+ * before the failing print is merged. */
 int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
                 struct cells_difference *ret);
-/* Every node has said all: RS_EDATALOSS where destinations differ and no source has told which is right. */
-int cells_settle(const struct cells *c, struct cells_difference *ret);
+/* Every node has said all: RS_EDATALOSS where destinations differ and no source has told which is right: then each of them
+ * is among the wrong ones. RS_ENOMEM. */
+int cells_settle(struct cells *c, struct cells_difference *ret);
+
+/* All differences so far, in the order in which they were found; valid until the next call that changes c. */
+const struct cells_difference *cells_wrong(const struct cells *c, size_t *ret_n);
+/* There are more than CELLS_MOST_WRONG. */
+bool cells_wrong_more(const struct cells *c);
 
 #endif

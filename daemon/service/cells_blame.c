@@ -1,6 +1,7 @@
 #include "service/cells_blame.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "base/mem.h"
 #include "service/state.h"
@@ -53,15 +54,88 @@ int cells_blame(const struct plan_entry *plan, const struct cells_difference *x,
                    x->good.layout == 0 ? "sent" : "holds", x->good.fingerprint);
 }
 
+/* --- who has them -------------------------------------------------------------------------------- */
+
+static int places_compare(const void *a, const void *b)
+{
+    const struct cells_place *x = a, *y = b;
+    if (x->cell != y->cell)
+        return x->cell < y->cell ? -1 : 1;
+    return x->node == y->node ? 0 : x->node < y->node ? -1 : 1;
+}
+
+/* Ranks of all destination layouts, one behind the other. */
+struct holders {
+    const struct plan_entry *plan;
+    const struct cells_place *wrong;
+    size_t n_wrong;
+    uint8_t *is_holder;
+    size_t n_holders;
+};
+
+static size_t holder_index(const struct plan_entry *plan, uint32_t layout, uint32_t rank)
+{
+    size_t first = 0;
+    for (uint32_t i = 0; i < layout; i++)
+        first += plan->destinations[i]->layout->n_ranks;
+    return first + rank;
+}
+
+static int on_taken(const struct plan_transfer *t, void *arg)
+{
+    struct holders *h = arg;
+    if (t->to.side != SIDE_DESTINATION)
+        return 0;
+    const struct cells_place key = {t->cell, h->plan->topology->devices[t->to.device].node};
+    if (bsearch(&key, h->wrong, h->n_wrong, sizeof key, places_compare) == NULL)
+        return 0;
+    uint8_t *is = &h->is_holder[holder_index(h->plan, t->to.layout, t->to.rank)];
+    h->n_holders += *is == 0;
+    *is = 1;
+    return 0;
+}
+
+static void holders_list(const struct holders *h, struct cells_holder *to)
+{
+    size_t n = 0;
+    for (uint32_t l = 0; l < h->plan->n_destinations; l++)
+        for (uint32_t rank = 0; rank < h->plan->destinations[l]->layout->n_ranks; rank++)
+            if (h->is_holder[holder_index(h->plan, l, rank)] != 0)
+                to[n++] = (struct cells_holder){.layout = l + 1, .rank = rank};
+}
+
+int cells_holders(const struct plan_entry *plan, struct cells_place *wrong, size_t n_wrong,
+                  struct cells_holder **ret, size_t *ret_n)
+{
+    struct holders h = {.plan = plan, .wrong = wrong, .n_wrong = n_wrong};
+    if (n_wrong > 0)
+        qsort(wrong, n_wrong, sizeof *wrong, places_compare);
+    h.is_holder = mem_zalloc(holder_index(plan, plan->n_destinations, 0) + 1);
+    int r = h.is_holder != NULL ? plan_transfers(plan->plan, -1, on_taken, &h) : RS_ENOMEM;
+    struct cells_holder *list = r == 0 ? mem_calloc(h.n_holders, sizeof *list) : NULL;
+    if (list != NULL) {
+        holders_list(&h, list);
+        *ret = list;
+        *ret_n = h.n_holders;
+    }
+    mem_free(h.is_holder);
+    return list != NULL ? 0 : RS_ENOMEM;
+}
+
 /* --- the job ------------------------------------------------------------------------------------ */
 
 struct cells_blame {
     uv_work_t work;
     struct service *service;
-    void (*done)(void *arg, int code, const char *text, const struct cells_difference *x);
+    void (*done)(void *arg, const struct cells_blamed *x);
     void *arg;
     struct plan_entry *plan;
-    struct cells_difference x;
+    struct cells_difference first;
+    struct cells_place *wrong;
+    size_t n_places, n_wrong;
+    struct cells_holder *holders;
+    size_t n_holders;
+    bool all;
     int code;
     struct err err;
 };
@@ -69,7 +143,16 @@ struct cells_blame {
 static void blame_work(uv_work_t *work)
 {
     struct cells_blame *b = container_of(work, struct cells_blame, work);
-    b->code = cells_blame(b->plan, &b->x, &b->err);
+    b->code = cells_blame(b->plan, &b->first, &b->err);
+    b->all = cells_holders(b->plan, b->wrong, b->n_places, &b->holders, &b->n_holders) == 0;
+}
+
+static void blame_free(struct cells_blame *b)
+{
+    plan_entry_unref(b->plan);
+    mem_free(b->wrong);
+    mem_free(b->holders);
+    mem_free(b);
 }
 
 static void blame_done(uv_work_t *work, int status)
@@ -78,27 +161,41 @@ static void blame_done(uv_work_t *work, int status)
     struct service *s = b->service;
     if (status != 0)
         b->code = RS_ECANCELED;
+    const struct cells_blamed x = {.code = b->code,
+                                   .text = err_text(&b->err, b->code),
+                                   .first = b->first,
+                                   .holders = b->holders,
+                                   .n_holders = b->n_holders,
+                                   .all = b->all,
+                                   .n_wrong = b->n_wrong};
     if (b->done != NULL)
-        b->done(b->arg, b->code, err_text(&b->err, b->code), &b->x);
-    plan_entry_unref(b->plan);
-    mem_free(b);
+        b->done(b->arg, &x);
+    blame_free(b);
     s->n_jobs--;
     service_stop_if_idle(s);
 }
 
-int cells_blame_start(struct service *s, struct plan_entry *plan, const struct cells_difference *x,
-                      void (*done)(void *arg, int code, const char *text,
-                                   const struct cells_difference *x),
-                      void *arg, struct cells_blame **ret)
+int cells_blame_start(struct service *s, struct plan_entry *plan,
+                      const struct cells_difference *first, struct cells_place *wrong,
+                      size_t n_places, size_t n_wrong,
+                      void (*done)(void *arg, const struct cells_blamed *x), void *arg,
+                      struct cells_blame **ret)
 {
     struct cells_blame *b = mem_zalloc(sizeof *b);
-    if (b == NULL)
+    if (b == NULL) {
+        mem_free(wrong);
         return RS_ENOMEM;
-    *b = (struct cells_blame){.service = s, .done = done, .arg = arg, .x = *x};
+    }
+    *b = (struct cells_blame){.service = s,
+                              .done = done,
+                              .arg = arg,
+                              .first = *first,
+                              .wrong = wrong,
+                              .n_places = n_places,
+                              .n_wrong = n_wrong};
     b->plan = plan_entry_ref(plan);
     if (uv_queue_work(s->loop, &b->work, blame_work, blame_done) != 0) {
-        plan_entry_unref(b->plan);
-        mem_free(b);
+        blame_free(b);
         return RS_ENOMEM;
     }
     s->n_jobs++;

@@ -63,9 +63,9 @@ struct roster_entry {
     int32_t pid;
     uint64_t segment_bytes;
     enum refit_side side;
-    struct layout_entry *layout;      /* counted */
-    struct publication *published;    /* counted; NULL: none */
-    uint64_t told_held, told_applied; /* last WORKER order */
+    struct layout_entry *layout;                   /* counted */
+    struct publication *published;                 /* counted; NULL: none */
+    uint64_t told_held, told_applied, told_blamed; /* last WORKER order */
     /* What receiving memory held as its node saw it last (held.h); fold 0: not known. */
     uint64_t fold_version, fold;
     bool reported; /* in its node's present session */
@@ -104,9 +104,12 @@ struct run {
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
     struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
     struct cells_blame *blaming;         /* job; NULL: none */
-    bool started;                        /* START was put */
+    uint64_t *wrong; /* workers whose memory is not believed; owned, room for all participants */
+    uint32_t n_wrong;
+    bool started;    /* START was put */
     bool distrusted; /* something that has landed is wrong: nothing of it is kept */
     bool differ;     /* nodes saw different content: it has failed, or will have */
+    bool unsound;    /* what a node reported of cells could not be merged: it has failed */
     uint64_t notified_ns;
 };
 
@@ -190,14 +193,31 @@ void run_prepare(struct decider *d, const struct refit_action *a);
 void run_start(struct decider *d, const struct refit_action *a);
 void run_abort(struct decider *d, const struct refit_action *a);
 void run_expel(struct decider *d, const struct refit_action *a);
+/* Tells the decider that the attempt has failed; with RS_EDATALOSS, also of run.wrong. The run may be over afterwards. */
+void run_fail(struct decider *d, uint32_t node, int code, const char *text, uint64_t worker);
+/* What is nobody's fault there is told as the first node's: the attempt fails as a whole. */
+void run_fail_here(struct decider *d, int code, const char *text);
+/* NULL: it takes no part. */
+struct run_node *run_node_of(const struct decider *d, uint32_t node);
+
+/* --- run_verify.c: what has landed, compared over all nodes ---------------------------------------- */
+
+/* Something that has landed is wrong: a retry moves all of what is not known to be whole. */
+void run_distrust(struct decider *d);
+/* The attempt is called off, whatever for: what is known to be wrong and not told yet is told. */
+void run_called_off(struct decider *d);
 /* What a node saw of cells that others hold too. */
 void run_cells(struct decider *d, uint32_t node, const struct node_report *r);
 /* The id of the communicator that PREPARE waits for. */
 void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r);
-/* A node has staged: false where it is known by now that the nodes differ, and nobody is to be told. */
+/* A node has staged: false where what has landed there is not believed, and the decider is not told. */
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
-/* What a FAILED and a QUIESCED say about what has landed. */
-void run_failed(struct decider *d, const struct node_report *r);
+/* What a FAILED says about what has landed: ev, which the decider is given next, names whose memory is not believed. */
+void run_failed(struct decider *d, struct refit_event *ev);
+
+/* --- run.c, again ---------------------------------------------------------------------------------- */
+
+/* What a QUIESCED says about what has landed. */
 void run_quiesced(struct decider *d, uint32_t node, const struct node_report *r);
 /* A PROGRESS was taken: watchers hear of it now and then. */
 void run_progress(struct decider *d);

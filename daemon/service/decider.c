@@ -22,6 +22,7 @@ struct later {
     struct refit_event ev;
     uint8_t digest[16];
     char strategy[32];
+    uint64_t *wrong; /* FAILED; owned */
     char text[];
 };
 
@@ -70,6 +71,26 @@ static const char **event_text(struct refit_event *ev)
     }
 }
 
+static void later_free(struct later *l)
+{
+    mem_free(l->wrong);
+    mem_free(l);
+}
+
+/* The list that a FAILED carries. RS_ENOMEM. */
+static int wrong_copy(struct later *l)
+{
+    const struct refit_event *ev = &l->ev;
+    if (ev->type != REFIT_EV_FAILED || ev->node.n_wrong == 0)
+        return 0;
+    l->wrong = mem_calloc(ev->node.n_wrong, sizeof *l->wrong);
+    if (l->wrong == NULL)
+        return RS_ENOMEM;
+    memcpy(l->wrong, ev->node.wrong, ev->node.n_wrong * sizeof *l->wrong);
+    l->ev.node.wrong = l->wrong;
+    return 0;
+}
+
 static struct later *later_new(struct refit_event *ev)
 {
     const char **text = event_text(ev);
@@ -80,6 +101,10 @@ static struct later *later_new(struct refit_event *ev)
         return NULL;
     l->ev = *ev;
     memcpy(l->text, from, n);
+    if (wrong_copy(l) != 0) {
+        mem_free(l);
+        return NULL;
+    }
     if ((text = event_text(&l->ev)) != NULL)
         *text = l->text;
     if (ev->type == REFIT_EV_PLANNED && ev->planned.digest != NULL) {
@@ -373,7 +398,7 @@ static void later_run(struct decider *d)
             (void)uv_timer_start(&d->retry, on_retry, RETRY_MS, 0);
             return;
         }
-        mem_free(l);
+        later_free(l);
     }
 }
 
@@ -532,7 +557,7 @@ int decider_open(struct coordinator *c, const char *model, struct decider **ret,
 static void decider_free(struct decider *d)
 {
     while (!queue_empty(&d->later))
-        mem_free(container_of(queue_pop(&d->later), struct later, in));
+        later_free(container_of(queue_pop(&d->later), struct later, in));
     while (!queue_empty(&d->roster))
         roster_remove(container_of(d->roster.next, struct roster_entry, in));
     held_free(d->held);

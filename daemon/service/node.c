@@ -68,6 +68,17 @@ static void on_committed(struct model *m, const struct node_order *o)
 }
 
 /* An attach that waits for its answer is told by this first. */
+/* What it has got of that version is wrong, whatever was seen here. */
+static void content_forget(struct lease *l, uint64_t version)
+{
+    for (unsigned i = 0; version != 0 && i < 2; i++) {
+        if (l->content[i].version != version)
+            continue;
+        l->content[i] = (struct memory_content){0};
+        l->torn |= i == WIRE_LIVE;
+    }
+}
+
 static void on_worker(struct service *s, const struct node_order *o)
 {
     queue_foreach (q, &s->leases) {
@@ -76,6 +87,7 @@ static void on_worker(struct service *s, const struct node_order *o)
             continue;
         l->held = o->held;
         l->applied = o->applied;
+        content_forget(l, o->version);
     }
 }
 

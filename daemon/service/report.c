@@ -422,7 +422,7 @@ static void on_attempt(struct decider *d, uint32_t node, const struct node_repor
     if (ev.type == REFIT_EV_STAGED && !run_staged(d, node, r))
         return;
     if (ev.type == REFIT_EV_FAILED)
-        run_failed(d, r);
+        run_failed(d, &ev);
     if (ev.type == REFIT_EV_QUIESCED)
         run_quiesced(d, node, r);
     (void)decider_event(d, &ev);

@@ -64,16 +64,19 @@ void roster_tell(struct decider *d)
     queue_foreach (q, &d->roster) {
         struct roster_entry *r = container_of(q, struct roster_entry, in);
         const struct refit_worker *w = refit_find_worker(d->refit, r->worker);
-        if (w == NULL || (w->held == r->told_held && w->applied == r->told_applied))
+        if (w == NULL || (w->held == r->told_held && w->applied == r->told_applied &&
+                          w->blamed == r->told_blamed))
             continue;
         struct node_order o = {.type = NODE_ORDER_WORKER,
                                .model = d->model,
                                .worker = r->worker,
                                .held = w->held,
                                .applied = w->applied,
+                               .version = w->blamed,
                                .text = ""};
         r->told_held = w->held;
         r->told_applied = w->applied;
+        r->told_blamed = w->blamed;
         (void)coordinator_order(d->coordinator, r->node,
                                 &o); /* a node that is away is told when it is back */
     }

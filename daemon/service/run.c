@@ -2,7 +2,7 @@
  *
  *   PLAN     input from the roster → plan (store, or a job) → PLANNED
  *   PREPARE  devices that other models' refits use, on all nodes at once → job: sources compared → PREPARE orders
- *   START    START orders → PROGRESS* → CELLS* of all nodes merged → STAGED of each
+ *   START    START orders → PROGRESS* → CELLS* of all nodes merged → STAGED of each: run_verify.c
  *   ABORT    ABORT orders; a node that nothing was sent to is quiet
  *
  * Whatever fails here becomes a FAILED event with the attempt's number; the decider does the rest. What happens on a
@@ -32,30 +32,25 @@
 
 enum { WATCH_INTERVAL_MS = 100 };
 
-/* Whatever is wrong, a retry moves all of it. */
-static void distrust(struct decider *d)
-{
-    d->run.distrusted = true;
-    landed_clear(&d->landed);
-}
-
-static void failed(struct decider *d, uint32_t node, int code, const char *text, uint64_t worker)
+void run_fail(struct decider *d, uint32_t node, int code, const char *text, uint64_t worker)
 {
     struct refit_event ev = {
         .type = REFIT_EV_FAILED,
         .node = {.node = node, .attempt = d->run.id, .code = code, .text = text, .worker = worker}};
-    if (code == RS_EDATALOSS)
-        distrust(d);
+    if (code == RS_EDATALOSS) {
+        run_distrust(d);
+        ev.node.wrong = d->run.wrong;
+        ev.node.n_wrong = d->run.n_wrong;
+    }
     (void)decider_event(d, &ev);
 }
 
-/* What is nobody's fault there is told as the first node's: the attempt fails as a whole. */
-static void failed_here(struct decider *d, int code, const char *text)
+void run_fail_here(struct decider *d, int code, const char *text)
 {
-    failed(d, d->run.input != NULL ? d->run.input->nodes[0] : 0, code, text, 0);
+    run_fail(d, d->run.input != NULL ? d->run.input->nodes[0] : 0, code, text, 0);
 }
 
-static struct run_node *node_of(const struct decider *d, uint32_t node)
+struct run_node *run_node_of(const struct decider *d, uint32_t node)
 {
     uint32_t i = d->run.input == NULL || d->run.nodes == NULL
                      ? UINT32_MAX
@@ -65,7 +60,7 @@ static struct run_node *node_of(const struct decider *d, uint32_t node)
 
 bool run_has_node(const struct decider *d, uint32_t node)
 {
-    return d->run.id != 0 && node_of(d, node) != NULL;
+    return d->run.id != 0 && run_node_of(d, node) != NULL;
 }
 
 /* --- devices ------------------------------------------------------------------------------------ */
@@ -157,7 +152,8 @@ static int nodes_make(struct decider *d, struct err *e)
     size_t n_pairs = (size_t)n * (n - 1) / 2;
     d->run.nodes = mem_calloc(n, sizeof *d->run.nodes);
     d->run.tokens = mem_calloc(n_pairs, NODE_TOKEN_BYTES);
-    if (d->run.nodes == NULL || d->run.tokens == NULL)
+    d->run.wrong = mem_calloc(d->run.input->n_participants, sizeof *d->run.wrong);
+    if (d->run.nodes == NULL || d->run.tokens == NULL || d->run.wrong == NULL)
         return err_set(e, RS_ENOMEM, "no memory to plan");
     if (n_pairs > 0)
         random_bytes(d->run.tokens, n_pairs * NODE_TOKEN_BYTES);
@@ -240,7 +236,7 @@ static void source_check_done(uv_work_t *work, int status)
         if (j->code == 0)
             prepare_continue(d);
         else
-            failed_here(d, j->code, err_text(&j->err, j->code));
+            run_fail_here(d, j->code, err_text(&j->err, j->code));
     }
     source_check_free(j);
     s->n_jobs--;
@@ -338,22 +334,13 @@ static struct landed_key landed_key(const struct decider *d)
     return key;
 }
 
-void run_failed(struct decider *d, const struct node_report *r)
-{
-    if (r->event.node.attempt != d->run.id)
-        return;
-    if (r->event.node.code == RS_EDATALOSS)
-        distrust(d);
-    if (!d->run.started) /* perhaps what should have landed is not there */
-        landed_clear(&d->landed);
-}
-
 void run_quiesced(struct decider *d, uint32_t node, const struct node_report *r)
 {
     run_node_quiet(d, node);
     if (r->event.node.attempt != d->run.id || !d->run.started || d->run.distrusted ||
         d->run.kind == REFIT_KIND_REHEARSAL || /* of which nothing is wanted afterwards */
-        d->run.content == 0 || d->run.plan == NULL || r->landed == NULL || node_of(d, node) == NULL)
+        d->run.content == 0 || d->run.plan == NULL || r->landed == NULL ||
+        run_node_of(d, node) == NULL)
         return;
     const struct landed_key key = landed_key(d);
     const struct attempt_landed said = {
@@ -425,7 +412,7 @@ static void prepares_send(struct decider *d)
             continue;
         (void)snprintf(text, sizeof text, "node %s could not be told to prepare: %s",
                        coordinator_node_name(d->coordinator, node), err_name(r));
-        failed(d, node, r, text, 0);
+        run_fail(d, node, r, text, 0);
     }
 }
 
@@ -439,7 +426,7 @@ static void prepare_continue(struct decider *d)
         if (comm_ready(d))
             prepares_send(d);
     } else if (d->run.checking == NULL && source_check_start(d) != 0) {
-        failed_here(d, RS_ENOMEM, "no memory to compare the sources");
+        run_fail_here(d, RS_ENOMEM, "no memory to compare the sources");
     }
 }
 
@@ -451,9 +438,9 @@ void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r)
 
 void run_prepare(struct decider *d, const struct refit_action *a)
 {
-    struct run_node *n = node_of(d, a->node);
+    struct run_node *n = run_node_of(d, a->node);
     if (n == NULL || d->run.plan == NULL || d->run.id != a->attempt) {
-        failed(d, a->node, RS_EINTERNAL, "PREPARE without a plan", 0);
+        run_fail(d, a->node, RS_EINTERNAL, "PREPARE without a plan", 0);
         return;
     }
     n->wanted = true;
@@ -484,7 +471,7 @@ void run_start(struct decider *d, const struct refit_action *a)
         return;
     (void)snprintf(text, sizeof text, "node %s could not be told to start: %s",
                    coordinator_node_name(d->coordinator, a->node), err_name(r));
-    failed(d, a->node, r, text, 0);
+    run_fail(d, a->node, r, text, 0);
 }
 
 void run_progress(struct decider *d)
@@ -495,118 +482,6 @@ void run_progress(struct decider *d)
     d->run.notified_ns = now;
     if (d->run.kind != REFIT_KIND_CATCH_UP) /* that version's refit has long ended */
         watch_refit(d, d->run.version);
-}
-
-static void on_blamed(void *arg, int code, const char *text, const struct cells_difference *x)
-{
-    struct decider *d = arg;
-    const struct participant *bad = attempt_input_find(d->run.input, x->bad.layout, x->bad.rank);
-    d->run.blaming = NULL;
-    failed(d, bad != NULL ? bad->node : d->run.input->nodes[0], code, text,
-           bad != NULL && bad->layout != 0 ? bad->worker : 0);
-}
-
-/* What the merge said: the attempt fails, with words to it in the case of a difference. */
-static void cells_failed(struct decider *d, int code, const struct cells_difference *x)
-{
-    d->run.differ = true;
-    if (code == RS_EDATALOSS)
-        code = cells_blame_start(d->coordinator->service, d->run.plan, x, on_blamed, d,
-                                 &d->run.blaming);
-    if (code != 0)
-        failed_here(d, code, "no memory to compare what the nodes saw");
-}
-
-/* Everything that is used as an index later; the number of cells bounds what is kept. */
-static bool page_is_sound(const struct decider *d, const struct node_report *r)
-{
-    uint64_t n_cells = plan_totals(d->run.plan->plan)->cells;
-    for (uint32_t i = 0; i < r->n_cells; i++)
-        if (r->cells[i].cell >= n_cells || r->cells[i].layout > d->run.input->n_destinations)
-            return false;
-    return r->n_cells <= NODE_PAGE_CELLS;
-}
-
-void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
-{
-    struct cells_difference x;
-    if (r->attempt != d->run.id || d->run.plan == NULL || d->run.differ)
-        return;
-    if (!page_is_sound(d, r)) {
-        d->run.differ = true;
-        failed(d, node, RS_EPROTO, "it reports cells that the plan has not", 0);
-        return;
-    }
-    if (d->run.cells == NULL)
-        d->run.cells = cells_new();
-    int code =
-        d->run.cells == NULL ? RS_ENOMEM : cells_merge(d->run.cells, r->cells, r->n_cells, &x);
-    if (code != 0)
-        cells_failed(d, code, &x);
-}
-
-static const struct participant *receiver_of(const struct decider *d, const uint8_t layout[16],
-                                             uint32_t rank)
-{
-    const struct attempt_input *in = d->run.input;
-    for (uint32_t i = 0; i < in->n_destinations; i++)
-        if (memcmp(in->destinations[i], layout, 16) == 0)
-            return attempt_input_find(in, 1 + i, rank);
-    return NULL;
-}
-
-/* All nodes have said what they saw. */
-static bool all_staged(const struct decider *d)
-{
-    for (uint32_t i = 0; i < d->run.input->topology->n_nodes; i++)
-        if (!d->run.nodes[i].staged)
-            return false;
-    return true;
-}
-
-/* Of a version that is committed it is known what each rank's memory has to be, whoever has fed it. */
-static bool folds_refused(struct decider *d, uint32_t node, const struct memory_fold *folds,
-                          uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t known;
-        if (!held_find(d->held, d->run.version, folds[i].layout, folds[i].rank, &known) ||
-            known == folds[i].fold)
-            continue;
-        char text[320];
-        const struct participant *p = receiver_of(d, folds[i].layout, folds[i].rank);
-        const struct roster_entry *r = p != NULL ? roster_find(d, p->worker) : NULL;
-        (void)snprintf(text, sizeof text,
-                       "layout '%.128s' rank %u: what has landed is not version %" PRIu64
-                       " as it was committed; who has fed it holds other weights",
-                       r != NULL ? r->layout->layout->name : "?", folds[i].rank, d->run.version);
-        d->run.differ = true;
-        failed(d, node, RS_EDATALOSS, text, p != NULL ? p->worker : 0);
-        return true;
-    }
-    return false;
-}
-
-bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
-{
-    struct run_node *n = node_of(d, node);
-    struct cells_difference x;
-    if (r->event.node.attempt != d->run.id || n == NULL)
-        return true; /* the decider drops what is old */
-    if (d->run.differ)
-        return false;
-    if (folds_refused(d, node, r->folds, r->n_folds))
-        return false;
-    if (!n->staged)
-        roster_staged(d, node, r->folds, r->n_folds);
-    n->staged = true;
-    run_node_quiet(d, node);
-    int code = 0;
-    if (d->run.cells != NULL && all_staged(d))
-        code = cells_settle(d->run.cells, &x);
-    if (code != 0)
-        cells_failed(d, code, &x);
-    return code == 0;
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -625,8 +500,9 @@ static void work_forget(struct decider *d)
 
 void run_abort(struct decider *d, const struct refit_action *a)
 {
-    const struct run_node *n = node_of(d, a->node);
+    const struct run_node *n = run_node_of(d, a->node);
     struct node_order o = order_of(d, a, NODE_ORDER_ABORT);
+    run_called_off(d);
     work_forget(d);
     if (a->attempt == d->run.id && n != NULL && n->sent) {
         (void)coordinator_order(d->coordinator, a->node, &o); /* who is away is lost before long */
@@ -673,5 +549,6 @@ void run_end(struct decider *d, bool committed)
     cells_free(r->cells);
     mem_free(r->nodes);
     mem_free(r->tokens);
+    mem_free(r->wrong);
     *r = (struct run){0};
 }

@@ -254,6 +254,7 @@ void check_action(struct world *w, const struct refit_action *a)
 void check_step(struct world *w)
 {
     refit_check(w->refit);
+    check_wrong(w);
     if (w->refit->committed < w->told_committed)
         world_fail(w, "newest committed is %llu, but %llu was told", ULL(w->refit->committed),
                    ULL(w->told_committed));

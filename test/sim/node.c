@@ -144,6 +144,11 @@ static void do_report(struct world *w, uint32_t node, const struct member_action
         for (uint32_t i = 0; i < w->n_workers; i++)
             if (w->workers[i].node == node && t->role[i] != REFIT_ROLE_NONE && world_chance(w, 0.3))
                 ev.node.worker = t->worker[i];
+    if (a->report == MEMBER_REPORT_FAILED && t != NULL && a->code == RS_EDATALOSS &&
+        wrong_seen(w, t, node) != 0)
+        ev.node.worker = wrong_seen(w, t, node);
+    if (a->report == MEMBER_REPORT_STAGED && t != NULL)
+        wrong_note(w, t, node);
     node_report(w, node, &ev);
 }
 
@@ -230,6 +235,14 @@ static void works_moves(struct world *w, uint32_t node, uint64_t attempt)
         n->read = true;
         member_event(w, node,
                      (struct member_event){.type = MEMBER_EV_PROGRESS, .attempt = attempt});
+    }
+    if (active && trial_done(w, t, node) && wrong_seen(w, t, node) != 0) {
+        member_event(w, node,
+                     (struct member_event){.type = MEMBER_EV_LANDED,
+                                           .attempt = attempt,
+                                           .code = RS_EDATALOSS,
+                                           .text = "differs from a source here"});
+        return;
     }
     if (active && trial_done(w, t, node)) {
         n->attempt = 0; /* its streams are drained */
@@ -565,6 +578,9 @@ static void report_arrives(struct world *w, struct message *m)
     w->nodes[m->who].heard_ns = w->now_ns;
     if (m->ev.type == REFIT_EV_NODE_LOST)
         check_lost(w, m->who);
+    if ((m->ev.type == REFIT_EV_STAGED && !wrong_staged(w, &m->ev)) ||
+        (m->ev.type == REFIT_EV_FAILED && !wrong_failed(w, &m->ev)))
+        return;
     world_arrive(w, m);
 }
 

@@ -21,7 +21,7 @@ enum { SEEDS = 2000 };
 
 struct totals {
     uint64_t worlds, steps, commits, aborts, crashes, answers, expels, no_memory, moved, reused,
-        fed, caught_up, rehearsed, silent, drained;
+        fed, caught_up, rehearsed, silent, drained, harmed, wrong;
 };
 
 static void add(struct totals *t, const struct world *w)
@@ -41,6 +41,8 @@ static void add(struct totals *t, const struct world *w)
     t->rehearsed += w->n_rehearsed;
     t->silent += w->n_silent;
     t->drained += w->n_drained;
+    t->harmed += w->n_harmed;
+    t->wrong += w->n_wrong;
 }
 
 static uint64_t run_seed(uint64_t seed, uint64_t crash_at, bool trace, struct totals *t)
@@ -120,6 +122,8 @@ int main(int argc, char **argv)
     printf("     %llu transfers moved, %llu not again, %llu from receivers, %llu instances caught "
            "up\n",
            ULL(t.moved), ULL(t.reused), ULL(t.fed), ULL(t.caught_up));
+    printf("     %llu attempts with wrong bytes, %llu times a worker was not believed\n",
+           ULL(t.harmed), ULL(t.wrong));
     printf("%llu passed, 0 failed\n", ULL(t.worlds));
     return 0;
 }

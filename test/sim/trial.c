@@ -334,6 +334,7 @@ int trial_plan(struct world *w, const struct refit_action *a, struct trial **ret
     rs_assert(rc == 0);
     expect(&k);
     note_content(w, t);
+    wrong_plan(w, t);
     *ret = t;
     return 0;
 }
@@ -352,14 +353,19 @@ void trial_open(struct world *w, struct trial *t, uint32_t node)
         if (!here(w, t, i, node) || t->role[i] != REFIT_ROLE_RECEIVES || worker->id != t->worker[i])
             continue;
         struct memory *m = worker_receiving(worker);
-        if (t->held[i] && (!memory_whole(w, worker, m) || m->version != t->version ||
-                           !same_elements(m->element, t->expected, worker_owned(w, worker))))
+        /* Wrong bytes of an attempt that ended for another reason may not have been compared yet. */
+        bool unknown = m->wrong_of != 0 && !wrong_told(w, m);
+        if (t->held[i] &&
+            (!memory_whole(w, worker, m) || m->version != t->version ||
+             (!unknown && !same_elements(m->element, t->expected, worker_owned(w, worker)))))
             world_fail(w, "worker %u is skipped, but does not hold version %llu as published", i,
                        (unsigned long long)t->version);
         t->opened[i] = true;
-        bool same = m->version == t->version && m->content == t->content && t->content != 0;
+        bool same = m->version == t->version && m->content == t->content && t->content != 0 &&
+                    !wrong_told(w, m);
         if (!same && !t->held[i])
             *m = (struct memory){.version = t->version, .content = t->content};
+        m->vouched &= t->held[i];
     }
     /* What has landed of an earlier attempt with the same content is not moved again. */
     for (uint32_t i = 0; i < t->n_moves; i++) {
@@ -407,8 +413,10 @@ static void land(struct world *w, struct trial *t, struct move *m)
     if (!t->opened[m->to])
         world_fail(w, "a byte lands in memory that was not opened");
     for (uint32_t e = 0; e < w->n_elements; e++)
-        if (m->elements >> e & 1)
+        if (m->elements >> e & 1) {
             at->element[e] = of->element[e];
+            wrong_land(t, m, e, at);
+        }
     at->got |= m->elements;
     m->landed = true;
     w->n_moved++;

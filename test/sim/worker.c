@@ -23,7 +23,7 @@ static void tell_memory(struct world *w, struct worker *worker, struct refit_eve
     ev->attached.shadow = shadow ? worker->shadow.version : 0;
     ev->attached.torn = !live && worker->receive == REFIT_IN_PLACE &&
                         (worker->awaits != 0 || (again && worker->live.version != 0));
-    if (!known && memory_whole(w, worker, m) && m->content != 0) {
+    if (!known && memory_whole(w, worker, m) && m->vouched && m->content != 0) {
         ev->attached.uncommitted = m->version;
         ev->attached.uncommitted_content = m->content;
     }
@@ -62,6 +62,7 @@ void worker_attaches(struct world *w, uint32_t index)
     worker->attached = true;
     worker->known = false;
     worker->publishing = false;
+    worker->live.vouched = worker->shadow.vouched = false; /* that was known of an earlier lease */
     worker->life++;
     worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
     worker_tells(w, index, false);

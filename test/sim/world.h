@@ -11,6 +11,7 @@
  *   worker.c   trainer's and inference workers
  *   actors.c   what the trainer and the operator do, and what goes wrong
  *   trial.c    an attempt's plan, and memory by the element
+ *   wrong.c    wrong bytes, and who is not believed then
  *   check.c    the invariants */
 #ifndef RS_TEST_SIM_WORLD_H
 #define RS_TEST_SIM_WORLD_H
@@ -97,6 +98,8 @@ struct memory {
     uint64_t content; /* the decider's number for it; 0: not known */
     uint64_t got;     /* a bit per element that is there */
     uint32_t element[MAX_ELEMENTS];
+    bool vouched;      /* its node has staged what it is */
+    uint64_t wrong_of; /* newest attempt that has brought wrong bytes; 0: none */
 };
 
 /* One transfer of a plan. */
@@ -121,6 +124,11 @@ struct trial {
     bool opened[MAX_WORKERS];
     bool disagree; /* sources that are replicas have published different content */
     uint32_t expected[MAX_ELEMENTS];
+    uint32_t harm; /* worker that sends wrong bytes; MAX_WORKERS: none does */
+    uint64_t
+        wrong[MAX_WORKERS]; /* elements that are wrong, as its node saw it when it had staged */
+    bool staged[MAX_NODES]; /* the coordinator has heard so */
+    uint64_t told_life; /* of the coordinator whose decider has been told of wrong bytes; 0: none */
 };
 
 struct node {
@@ -254,7 +262,7 @@ struct world {
 
     /* Figures of a run. */
     uint64_t n_commits, n_aborts, n_crashes, n_answers, n_expels, n_no_memory, n_moved, n_reused,
-        n_fed, n_caught_up, n_rehearsed, n_silent, n_drained;
+        n_fed, n_caught_up, n_rehearsed, n_silent, n_drained, n_harmed, n_wrong;
 };
 
 /* world.c */
@@ -336,6 +344,21 @@ uint64_t worker_owned(const struct world *w, const struct worker *worker);
 bool memory_whole(const struct world *w, const struct worker *worker, const struct memory *m);
 /* Whole, and element by element what was committed as this version. */
 bool memory_is_committed(struct world *w, const struct worker *worker, const struct memory *m);
+
+/* wrong.c */
+void wrong_plan(struct world *w, struct trial *t);
+/* An element has been written. */
+void wrong_land(struct trial *t, const struct move *m, uint32_t element, struct memory *at);
+/* The memory has got wrong bytes, and the decider knows it. */
+bool wrong_told(struct world *w, const struct memory *m);
+/* A worker whose bytes a node sees to be wrong by its own sources; 0: none. */
+uint64_t wrong_seen(struct world *w, const struct trial *t, uint32_t node);
+/* What this node's fingerprints are when it has staged. */
+void wrong_note(struct world *w, struct trial *t, uint32_t node);
+/* STAGED and FAILED come to the coordinator: false where the decider has been told something else. */
+bool wrong_staged(struct world *w, const struct refit_event *ev);
+bool wrong_failed(struct world *w, const struct refit_event *ev);
+void check_wrong(struct world *w);
 
 /* check.c: each ends the run with the seed, the step and what is wrong. */
 void check_step(struct world *w);

@@ -436,6 +436,101 @@ START_TEST(what_was_found_to_differ_after_it_had_staged_is_not_held)
 }
 END_TEST
 
+static void found_wrong(struct bed *b, uint32_t node, uint64_t attempt, const uint64_t *wrong,
+                        size_t n)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_FAILED,
+                                 .node = {.node = node,
+                                          .attempt = attempt,
+                                          .code = RS_EDATALOSS,
+                                          .text = "w, [0, 4): differs",
+                                          .worker = wrong[0],
+                                          .wrong = wrong,
+                                          .n_wrong = n}});
+}
+
+START_TEST(everybody_who_has_got_wrong_bytes_is_known_by_one_failure_and_one_retry_is_enough)
+{
+    static const uint64_t both[] = {11, 12};
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    found_wrong(&b, 0, b.r->attempt_high, both, 2);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    node_event(&b, REFIT_EV_STAGED, 0); /* a stray */
+    node_event(&b, REFIT_EV_STAGED, 1);
+    quiesce(&b);
+    ck_assert_uint_eq(worker(&b, 11)->held, 0);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    to_transfer(&b, 1, "b"); /* all of it is moved, and staged as ever */
+    ck_assert(!refit_holds_already(b.r, worker(&b, 11)));
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_uint_eq(worker(&b, 11)->held, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_was_named_before_its_node_staged_is_not_believed_when_it_has)
+{
+    static const uint64_t both[] = {11, 12};
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    found_wrong(&b, 0, b.r->attempt_high, both, 2);
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_is_found_to_have_wrong_bytes_while_the_attempt_is_called_off_is_not_believed)
+{
+    static const uint64_t one[] = {12};
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    node_event(&b, REFIT_EV_STAGED, 1);
+    node_failed(&b, 0, 11);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    found_wrong(&b, 1, b.r->attempt_high - 1, one, 1); /* of an earlier attempt: nothing */
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    found_wrong(&b, 1, b.r->attempt_high, one, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    node_event(&b, REFIT_EV_STAGED, 1); /* a stray */
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_node_that_joins_again_is_not_believed_about_memory_that_got_wrong_bytes)
+{
+    static const uint64_t one[] = {12};
+    struct bed b;
+    usual(&b, REFIT_IN_PLACE, true);
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint64_t w = 11; w <= 12; w++)
+        ready(&b, w, 1);
+    uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
+    found_wrong(&b, 0, b.r->attempt_high, one, 1);
+    silent(&b, 1);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    lost(&b, 1, false);
+    node_up(&b, 1);
+    tells(&b, 12, 1, content);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 12)), REFIT_WORKER_TORN);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_node_that_joins_again_tells_what_landed_there_and_a_retry_commits_it)
 {
     struct bed b;
@@ -1075,6 +1170,10 @@ END_TEST
     X(new_layouts_take_the_old_ones_place_in_a_new_epoch)                                          \
     X(a_receiver_that_finished_early_keeps_its_result_and_a_retry_says_it_is_the_same_content)     \
     X(what_staged_before_it_heard_of_the_abort_is_kept_but_not_what_was_blamed)                    \
+    X(everybody_who_has_got_wrong_bytes_is_known_by_one_failure_and_one_retry_is_enough)           \
+    X(who_was_named_before_its_node_staged_is_not_believed_when_it_has)                            \
+    X(who_is_found_to_have_wrong_bytes_while_the_attempt_is_called_off_is_not_believed)            \
+    X(a_node_that_joins_again_is_not_believed_about_memory_that_got_wrong_bytes)                   \
     X(what_was_found_to_differ_after_it_had_staged_is_not_held)                                    \
     X(a_node_that_joins_again_tells_what_landed_there_and_a_retry_commits_it)                      \
     X(an_uncommitted_claim_counts_as_committed_only_with_the_committed_content)                    \

@@ -263,11 +263,85 @@ START_TEST(a_difference_is_told_by_tensor_box_layout_and_rank)
 }
 END_TEST
 
+struct cell_boxes {
+    struct box box[64];
+    uint64_t n;
+};
+
+static int cell_note(const struct plan_transfer *t, void *arg)
+{
+    struct cell_boxes *c = arg;
+    ck_assert_uint_lt(t->cell, 64);
+    c->box[t->cell] = t->box;
+    c->n = t->cell + 1 > c->n ? t->cell + 1 : c->n;
+    return 0;
+}
+
+/* By the layout alone: rank 1 has [4:8], ranks 0 and 2 have [0:4]. */
+static bool has_cell(const struct fixture *f, const struct box *box, uint32_t rank, uint32_t node)
+{
+    return f->participants[2 + rank].node == node && (rank == 1) == (box->offset[0] >= 4);
+}
+
+START_TEST(all_ranks_of_a_node_that_take_a_wrong_cell_hold_it_and_no_others)
+{
+    struct fixture f;
+    struct cell_boxes cells = {.n = 0};
+    fixture_make(&f);
+    f.participants[2].node = FAR; /* beside rank 2, which has the same part */
+    f.participants[3].node = NEAR;
+    struct plan_entry *entry = entry_make(&f, 1);
+    ck_assert_int_eq(plan_transfers(entry->plan, -1, cell_note, &cells), 0);
+    for (uint64_t cell = 0; cell < cells.n; cell++)
+        for (uint32_t node = 0; node < 2; node++) {
+            struct cells_place wrong[] = {{cell, node}, {cell, node}};
+            struct cells_holder *holders = NULL;
+            size_t n = 0, n_expected = 0;
+            ck_assert_int_eq(cells_holders(entry, wrong, 2, &holders, &n), 0);
+            for (uint32_t rank = 0; rank < 3; rank++) {
+                if (!has_cell(&f, &cells.box[cell], rank, numbers[node]))
+                    continue;
+                ck_assert_uint_lt(n_expected, n);
+                ck_assert_uint_eq(holders[n_expected].layout, 1);
+                ck_assert_uint_eq(holders[n_expected++].rank, rank);
+            }
+            ck_assert_uint_eq(n, n_expected);
+            mem_free(holders);
+        }
+    plan_entry_unref(entry);
+    layouts_close(&f.layouts);
+}
+END_TEST
+
+START_TEST(finding_who_holds_a_cell_survives_every_failed_allocation)
+{
+    struct fixture f;
+    struct cells_place wrong[] = {{0, 0}, {0, 1}};
+    struct cells_holder *holders = NULL;
+    size_t n = 0;
+    fixture_make(&f);
+    struct plan_entry *entry = entry_make(&f, 1);
+    long i = 1;
+    for (int r = RS_ENOMEM; r != 0; i++) {
+        mem_fail_at(i);
+        r = cells_holders(entry, wrong, 2, &holders, &n);
+        mem_fail_at(0);
+        ck_assert(r == 0 || (r == RS_ENOMEM && holders == NULL));
+    }
+    ck_assert_int_gt(i, 3);
+    mem_free(holders);
+    plan_entry_unref(entry);
+    layouts_close(&f.layouts);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(copies_digest_alike_and_each_changed_part_is_named)                                          \
     X(an_input_that_would_be_used_as_an_index_wrongly_is_refused)                                  \
     X(participants_are_found_by_layout_and_rank_and_their_devices_counted_over_nodes)              \
     X(copying_survives_every_failed_allocation)                                                    \
     X(both_ends_report_the_same_cells_and_the_sender_as_a_source)                                  \
-    X(a_difference_is_told_by_tensor_box_layout_and_rank)
+    X(a_difference_is_told_by_tensor_box_layout_and_rank)                                          \
+    X(all_ranks_of_a_node_that_take_a_wrong_cell_hold_it_and_no_others)                            \
+    X(finding_who_holds_a_cell_survives_every_failed_allocation)
 #include "test/lib/main.h"

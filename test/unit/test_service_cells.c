@@ -87,6 +87,74 @@ START_TEST(sources_that_differ_are_told_at_once)
 }
 END_TEST
 
+static bool is_wrong(const struct cells *c, uint64_t cell, uint32_t layout, uint32_t rank)
+{
+    size_t n;
+    const struct cells_difference *x = cells_wrong(c, &n);
+    unsigned found = 0;
+    for (size_t i = 0; i < n; i++)
+        found += x[i].bad.cell == cell && x[i].bad.layout == layout && x[i].bad.rank == rank;
+    ck_assert_uint_le(found, 1);
+    return found == 1;
+}
+
+START_TEST(merging_goes_on_after_a_difference_and_all_that_are_wrong_are_listed)
+{
+    const struct cell_print early[] = {print_of(1, 11, ROLLOUT, 0), print_of(2, 99, ROLLOUT, 0),
+                                       print_of(3, 99, EVAL, 1), print_of(3, 33, ROLLOUT, 0),
+                                       print_of(3, 98, EVAL, 2)};
+    const struct cell_print sent[] = {print_of(1, 11, SOURCE, 7), print_of(2, 22, SOURCE, 7),
+                                      print_of(3, 33, SOURCE, 7), print_of(4, 44, SOURCE, 7)};
+    const struct cell_print late[] = {print_of(4, 97, ROLLOUT, 3), print_of(2, 22, EVAL, 1)};
+    struct cells *c = cells_new();
+    struct cells_difference x = {0};
+    size_t n;
+    ck_assert_int_eq(cells_merge(c, early, 5, &x), 0);
+    ck_assert_int_eq(cells_merge(c, sent, 4, &x), RS_EDATALOSS);
+    ck_assert_uint_eq(x.bad.cell, 2); /* the first in the order of coming */
+    ck_assert_int_eq(cells_merge(c, late, 2, &x), RS_EDATALOSS);
+    ck_assert_uint_eq(x.bad.rank, 3);
+    (void)cells_wrong(c, &n);
+    ck_assert_uint_eq(n, 4);
+    ck_assert(is_wrong(c, 2, ROLLOUT, 0) && is_wrong(c, 3, EVAL, 1) && is_wrong(c, 3, EVAL, 2) &&
+              is_wrong(c, 4, ROLLOUT, 3));
+    ck_assert_int_eq(cells_settle(c, &x), 0); /* the source has settled all of it */
+    cells_free(c);
+}
+END_TEST
+
+START_TEST(where_no_source_tells_none_of_those_that_differ_is_believed)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x = {0};
+    ck_assert_int_eq(merge_one(c, print_of(3, 1, ROLLOUT, 0), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(3, 2, ROLLOUT, 1), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(5, 2, ROLLOUT, 2), &x), 0);
+    ck_assert_int_eq(cells_settle(c, &x), RS_EDATALOSS);
+    ck_assert(is_wrong(c, 3, ROLLOUT, 0) && is_wrong(c, 3, ROLLOUT, 1));
+    ck_assert(!is_wrong(c, 5, ROLLOUT, 2));
+    cells_free(c);
+}
+END_TEST
+
+START_TEST(what_is_listed_is_bounded_and_it_is_said_that_there_is_more)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x;
+    size_t n;
+    for (uint64_t cell = 0; cell <= CELLS_MOST_WRONG; cell++) {
+        ck_assert(!cells_wrong_more(c));
+        ck_assert_int_eq(merge_one(c, print_of(cell, 1, SOURCE, 0), &x), 0);
+        ck_assert_int_eq(merge_one(c, print_of(cell, 2, ROLLOUT, 0), &x),
+                         cell < CELLS_MOST_WRONG ? RS_EDATALOSS : 0);
+    }
+    (void)cells_wrong(c, &n);
+    ck_assert_uint_eq(n, CELLS_MOST_WRONG);
+    ck_assert(cells_wrong_more(c));
+    cells_free(c);
+}
+END_TEST
+
 /* 3,000 prints with one dispute: every allocation fails once, and what was merged before stays. */
 static int merge_many(struct cells *c)
 {
@@ -94,7 +162,11 @@ static int merge_many(struct cells *c)
     int r = 0;
     for (uint64_t cell = 0; r == 0 && cell < 3000; cell++)
         r = merge_one(c, print_of(cell, cell, ROLLOUT, 0), &x);
-    return r == 0 ? merge_one(c, print_of(7, 8, ROLLOUT, 1), &x) : r;
+    if (r == 0)
+        r = merge_one(c, print_of(7, 8, ROLLOUT, 1), &x);
+    if (r == 0)
+        r = merge_one(c, print_of(7, 9, SOURCE, 1), &x);
+    return r == RS_EDATALOSS ? 0 : r;
 }
 
 START_TEST(merging_survives_every_failed_allocation)
@@ -122,5 +194,8 @@ END_TEST
     X(the_destination_that_differs_from_the_source_is_blamed_in_every_order)                       \
     X(destinations_that_differ_wait_for_a_source_and_are_told_in_the_end)                          \
     X(sources_that_differ_are_told_at_once)                                                        \
+    X(merging_goes_on_after_a_difference_and_all_that_are_wrong_are_listed)                        \
+    X(where_no_source_tells_none_of_those_that_differ_is_believed)                                 \
+    X(what_is_listed_is_bounded_and_it_is_said_that_there_is_more)                                 \
     X(merging_survives_every_failed_allocation)
 #include "test/lib/main.h"

@@ -432,6 +432,62 @@ START_TEST(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed
 }
 END_TEST
 
+/* The last word to both of ROLLOUT's workers: what they hold, and of which version they have got wrong bytes. */
+static void check_told(uint64_t held, uint64_t wrong)
+{
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        const struct got *last = NULL;
+        for (unsigned i = 0; i < w.n_orders; i++)
+            if (w.orders[i].node == ROLLOUT && w.orders[i].o.type == NODE_ORDER_WORKER &&
+                w.orders[i].o.worker == 100 * ROLLOUT + rank)
+                last = &w.orders[i];
+        ck_assert_ptr_nonnull(last);
+        ck_assert_uint_eq(last->o.held, held);
+        ck_assert_uint_eq(last->o.version, wrong);
+    }
+}
+
+START_TEST(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(ROLLOUT, attempt, 6);
+    staged_say(attempt);
+    check_told(1, 0); /* by then nothing speaks against it */
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+    check_told(0, 1);
+    staged_say(attempt); /* once more, late */
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    check_told(0, 1);
+    world_close();
+}
+END_TEST
+
+START_TEST(
+    what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(ROLLOUT, attempt, 6);
+    staged_say(attempt);
+    struct node_report r = event_of(REFIT_EV_FAILED);
+    r.event.node.attempt = attempt;
+    r.event.node.code = RS_EDATALOSS;
+    r.event.node.text = "what has landed differs";
+    coordinator_report(w.c, TRAINER, &r);
+    ck_assert_int_eq(version_of(1)->phase.state, REFIT_ABORTING);
+    check_told(0, 1);
+    staged_say(attempt);
+    check_told(0, 1);
+    world_close();
+}
+END_TEST
+
 START_TEST(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)
 {
     world_open();
@@ -527,12 +583,14 @@ START_TEST(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_sess
 }
 END_TEST
 
-#define TESTS(X)                                                                                   \
-    X(both_nodes_get_the_same_input_and_each_the_way_to_the_other)                                 \
-    X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                        \
-    X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                       \
-    X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                \
-    X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                    \
-    X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)              \
+#define TESTS(X)                                                                                    \
+    X(both_nodes_get_the_same_input_and_each_the_way_to_the_other)                                  \
+    X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                         \
+    X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                        \
+    X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
+    X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
+    X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
+    X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                     \
+    X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)               \
     X(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_session)
 #include "test/lib/main.h"

@@ -1,0 +1,248 @@
+/* What has landed, compared over all nodes, and whom to believe after a difference.
+ *
+ *   CELLS*   of each node → merged (cells.c) → a difference: job (cells_blame.c) → FAILED
+ *   STAGED   of each node → folds of its receivers against what is known of the version; of the last: what is open is settled
+ *
+ * The decider hears with one FAILED of everybody whose memory is not to be believed (run.wrong), so that one retry is
+ * enough: who has a cell that differs; who has not staged yet, and says so too late to be compared; and, unless the
+ * sources' own fingerprints are all known, who has: wrong bytes that a node sent, or passed on, are in several memories,
+ * and only the sources' tell in which. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "service/attempt_input.h"
+#include "service/cells.h"
+#include "service/cells_blame.h"
+#include "service/coordinator.h"
+#include "service/held.h"
+
+#include "base/banned.h"
+
+/* --- whom to believe ---------------------------------------------------------------------------- */
+
+void run_distrust(struct decider *d)
+{
+    d->run.distrusted = true;
+    landed_clear(&d->landed);
+}
+
+static void wrong_add(struct decider *d, const struct participant *p)
+{
+    for (uint32_t i = 0; i < d->run.n_wrong; i++)
+        if (d->run.wrong[i] == p->worker)
+            return;
+    d->run.wrong[d->run.n_wrong++] = p->worker;
+}
+
+static bool has_staged(const struct decider *d, uint32_t node)
+{
+    const struct run_node *n = run_node_of(d, node);
+    return n != NULL && n->staged;
+}
+
+/* All fingerprints that sources have taken of cells for other nodes are merged: CELLS come before STAGED. */
+static bool sources_told(const struct decider *d)
+{
+    const struct attempt_input *in = d->run.input;
+    for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++)
+        if (!has_staged(d, in->participants[i].node))
+            return false;
+    return true;
+}
+
+/* Who receives and is not known to have got the right bytes; `compared`: whoever has staged is. Who held the content
+ * before has been believed for another reason. */
+static void unproven_add(struct decider *d, bool compared)
+{
+    const struct attempt_input *in = d->run.input;
+    for (uint32_t i = 0; i < in->n_participants; i++) {
+        const struct participant *p = &in->participants[i];
+        if (p->layout != 0 && !p->held && !(compared && has_staged(d, p->node)))
+            wrong_add(d, p);
+    }
+}
+
+void run_failed(struct decider *d, struct refit_event *ev)
+{
+    if (ev->node.attempt != d->run.id)
+        return;
+    if (!d->run.started) /* perhaps what should have landed is not there */
+        landed_clear(&d->landed);
+    if (ev->node.code != RS_EDATALOSS || d->run.nodes == NULL)
+        return;
+    run_distrust(d);
+    unproven_add(d, !d->run.differ && sources_told(d));
+    ev->node.wrong = d->run.wrong;
+    ev->node.n_wrong = d->run.n_wrong;
+}
+
+void run_called_off(struct decider *d)
+{
+    if (d->run.blaming == NULL)
+        return;
+    cells_blame_forget(d->run.blaming); /* there is no time for its words */
+    d->run.blaming = NULL;
+    unproven_add(d, false);
+    run_fail_here(d, RS_EDATALOSS, "nodes saw different content");
+}
+
+/* --- differences -------------------------------------------------------------------------------- */
+
+static void on_blamed(void *arg, const struct cells_blamed *x)
+{
+    struct decider *d = arg;
+    const struct attempt_input *in = d->run.input;
+    const struct participant *bad = attempt_input_find(in, x->first.bad.layout, x->first.bad.rank);
+    size_t n_wrong;
+    (void)cells_wrong(d->run.cells, &n_wrong);
+    d->run.blaming = NULL;
+    for (size_t i = 0; i < x->n_holders; i++) {
+        const struct participant *p =
+            attempt_input_find(in, x->holders[i].layout, x->holders[i].rank);
+        if (p != NULL)
+            wrong_add(d, p);
+    }
+    bool all =
+        x->all && n_wrong == x->n_wrong && !d->run.unsound && !cells_wrong_more(d->run.cells);
+    unproven_add(d, all && sources_told(d));
+    run_fail(d, bad != NULL ? bad->node : in->nodes[0], RS_EDATALOSS, x->text,
+             bad != NULL && bad->layout != 0 ? bad->worker : 0);
+}
+
+/* What is wrong so far, and on which node; NULL: no memory. */
+static struct cells_place *wrong_places(const struct decider *d, size_t *ret_n)
+{
+    size_t n, n_places = 0;
+    const struct cells_difference *x = cells_wrong(d->run.cells, &n);
+    struct cells_place *places = mem_calloc(n, sizeof *places);
+    for (size_t i = 0; places != NULL && i < n; i++) {
+        const struct participant *p =
+            attempt_input_find(d->run.input, x[i].bad.layout, x[i].bad.rank);
+        if (p != NULL && p->layout != 0)
+            places[n_places++] = (struct cells_place){
+                .cell = x[i].bad.cell, .node = attempt_input_node(d->run.input, p->node)};
+    }
+    *ret_n = n_places;
+    return places;
+}
+
+/* The attempt fails, with words to it. */
+static void differ(struct decider *d, const struct cells_difference *first)
+{
+    size_t n_places, n_wrong;
+    struct cells_place *places = wrong_places(d, &n_places);
+    (void)cells_wrong(d->run.cells, &n_wrong);
+    d->run.differ = true;
+    if (places != NULL && cells_blame_start(d->coordinator->service, d->run.plan, first, places,
+                                            n_places, n_wrong, on_blamed, d, &d->run.blaming) == 0)
+        return;
+    unproven_add(d, false);
+    run_fail_here(d, RS_EDATALOSS,
+                  "nodes saw different content, and there is no memory to say which");
+}
+
+static void cells_failed(struct decider *d, int code, const struct cells_difference *x)
+{
+    if (code == RS_EDATALOSS && !d->run.differ)
+        differ(d, x);
+    else if (code != RS_EDATALOSS)
+        run_fail_here(d, code, "no memory to compare what the nodes saw");
+}
+
+/* --- CELLS -------------------------------------------------------------------------------------- */
+
+/* Everything that is used as an index later; the number of cells bounds what is kept. */
+static bool page_is_sound(const struct decider *d, const struct node_report *r)
+{
+    uint64_t n_cells = plan_totals(d->run.plan->plan)->cells;
+    for (uint32_t i = 0; i < r->n_cells; i++)
+        if (r->cells[i].cell >= n_cells || r->cells[i].layout > d->run.input->n_destinations)
+            return false;
+    return r->n_cells <= NODE_PAGE_CELLS;
+}
+
+void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
+{
+    struct cells_difference x;
+    if (r->attempt != d->run.id || d->run.plan == NULL || d->run.unsound)
+        return;
+    if (!page_is_sound(d, r)) {
+        d->run.unsound = true;
+        run_fail(d, node, RS_EPROTO, "it reports cells that the plan has not", 0);
+        return;
+    }
+    if (d->run.cells == NULL)
+        d->run.cells = cells_new();
+    int code =
+        d->run.cells == NULL ? RS_ENOMEM : cells_merge(d->run.cells, r->cells, r->n_cells, &x);
+    d->run.unsound = code != 0 && code != RS_EDATALOSS;
+    if (code != 0)
+        cells_failed(d, code, &x);
+}
+
+/* --- STAGED ------------------------------------------------------------------------------------- */
+
+static const struct participant *receiver_of(const struct decider *d, const uint8_t layout[16],
+                                             uint32_t rank)
+{
+    const struct attempt_input *in = d->run.input;
+    for (uint32_t i = 0; i < in->n_destinations; i++)
+        if (memcmp(in->destinations[i], layout, 16) == 0)
+            return attempt_input_find(in, 1 + i, rank);
+    return NULL;
+}
+
+/* All nodes have said what they saw. */
+static bool all_staged(const struct decider *d)
+{
+    for (uint32_t i = 0; i < d->run.input->topology->n_nodes; i++)
+        if (!d->run.nodes[i].staged)
+            return false;
+    return true;
+}
+
+/* Of a version that is committed it is known what each rank's memory has to be, whoever has fed it. */
+static bool folds_refused(struct decider *d, uint32_t node, const struct memory_fold *folds,
+                          uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t known;
+        if (!held_find(d->held, d->run.version, folds[i].layout, folds[i].rank, &known) ||
+            known == folds[i].fold)
+            continue;
+        char text[320];
+        const struct participant *p = receiver_of(d, folds[i].layout, folds[i].rank);
+        const struct roster_entry *r = p != NULL ? roster_find(d, p->worker) : NULL;
+        (void)snprintf(text, sizeof text,
+                       "layout '%.128s' rank %u: what has landed is not version %" PRIu64
+                       " as it was committed; who has fed it holds other weights",
+                       r != NULL ? r->layout->layout->name : "?", folds[i].rank, d->run.version);
+        d->run.differ = true;
+        run_fail(d, node, RS_EDATALOSS, text, p != NULL ? p->worker : 0);
+        return true;
+    }
+    return false;
+}
+
+bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
+{
+    struct run_node *n = run_node_of(d, node);
+    struct cells_difference x;
+    if (r->event.node.attempt != d->run.id || n == NULL)
+        return true; /* the decider drops what is old */
+    bool first = !n->staged;
+    n->staged = true;
+    run_node_quiet(d, node);
+    if (d->run.differ || d->run.unsound || d->run.distrusted)
+        return false;
+    if (folds_refused(d, node, r->folds, r->n_folds))
+        return false;
+    if (first)
+        roster_staged(d, node, r->folds, r->n_folds);
+    int code = d->run.cells != NULL && all_staged(d) ? cells_settle(d->run.cells, &x) : 0;
+    if (code != 0)
+        cells_failed(d, code, &x);
+    return code == 0;
+}

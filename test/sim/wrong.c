@@ -1,0 +1,198 @@
+/* Wrong bytes: in some attempts all that one worker sends is wrong, to several receivers, which may pass it on. What the data
+ * planes see by themselves, and what the coordinator makes of what all have seen (daemon/service/run_verify.c).
+ *
+ * Only in worlds where nobody but the trainer feeds: else a receiver of an attempt that ended for another reason, before
+ * its bytes were compared with the source's, would be taken for the source. */
+#include "test/sim/world.h"
+
+#define ULL(x) ((unsigned long long)(x))
+
+void wrong_plan(struct world *w, struct trial *t)
+{
+    t->harm = MAX_WORKERS;
+    if (w->feed || t->kind == REFIT_KIND_REHEARSAL || t->n_moves == 0 || !world_fault(w, 0.08))
+        return;
+    t->harm = t->moves[world_random(w, t->n_moves)].from;
+    w->n_harmed++;
+}
+
+void wrong_land(struct trial *t, const struct move *m, uint32_t element, struct memory *at)
+{
+    if (t->harm == m->from)
+        at->element[element] ^= 0x80000000U;
+    if (at->element[element] != t->expected[element] && t->harm < MAX_WORKERS)
+        at->wrong_of = t->attempt;
+}
+
+/* What a coordinator knew dies with it. */
+static bool is_told(const struct world *w, const struct trial *t)
+{
+    return t->told_life != 0 && t->told_life == w->coordinator_life;
+}
+
+bool wrong_told(struct world *w, const struct memory *m)
+{
+    const struct trial *t = trial_find(w, m->wrong_of);
+    return t != NULL && is_told(w, t);
+}
+
+static bool receives(const struct world *w, const struct trial *t, uint32_t worker)
+{
+    return t->role[worker] == REFIT_ROLE_RECEIVES && w->workers[worker].attached &&
+           w->workers[worker].id == t->worker[worker];
+}
+
+static uint64_t wrong_elements(struct world *w, const struct trial *t, uint32_t worker)
+{
+    const struct memory *m = worker_receiving(&w->workers[worker]);
+    uint64_t wrong = 0;
+    for (uint32_t e = 0; e < w->n_elements; e++)
+        if ((worker_owned(w, &w->workers[worker]) >> e & 1) != 0 && m->element[e] != t->expected[e])
+            wrong |= UINT64_C(1) << e;
+    return wrong;
+}
+
+/* Elements of which these nodes' sources have fingerprints. */
+static uint64_t known_elements(const struct world *w, const struct trial *t, const bool nodes[])
+{
+    uint64_t known = 0;
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (t->role[i] == REFIT_ROLE_SENDS && nodes[w->workers[i].node])
+            known |= worker_owned(w, &w->workers[i]);
+    return known;
+}
+
+uint64_t wrong_seen(struct world *w, const struct trial *t, uint32_t node)
+{
+    bool here[MAX_NODES] = {false};
+    here[node] = true;
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (w->workers[i].node == node && receives(w, t, i) &&
+            (wrong_elements(w, t, i) & known_elements(w, t, here)) != 0)
+            return t->worker[i];
+    return 0;
+}
+
+void wrong_note(struct world *w, struct trial *t, uint32_t node)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (w->workers[i].node == node && receives(w, t, i)) {
+            t->wrong[i] = wrong_elements(w, t, i);
+            worker_receiving(&w->workers[i])->vouched = true;
+        }
+}
+
+/* --- the coordinator ---------------------------------------------------------------------------- */
+
+struct list {
+    uint64_t ids[MAX_WORKERS];
+    uint32_t n;
+};
+
+static void list_add(struct list *l, uint64_t id)
+{
+    for (uint32_t i = 0; i < l->n; i++)
+        if (l->ids[i] == id)
+            return;
+    l->ids[l->n++] = id;
+}
+
+static bool sources_told(const struct world *w, const struct trial *t)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (t->role[i] == REFIT_ROLE_SENDS && !t->staged[w->workers[i].node])
+            return false;
+    return true;
+}
+
+/* Who is known to have wrong bytes by what has been reported. */
+static void differing(struct world *w, const struct trial *t, struct list *l)
+{
+    uint64_t known = known_elements(w, t, t->staged);
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        const struct memory *m = worker_receiving(&w->workers[i]);
+        if (!t->staged[w->workers[i].node] || (t->wrong[i] & known) == 0)
+            continue;
+        list_add(l, t->worker[i]);
+        if (m->wrong_of != t->attempt && w->workers[i].id == t->worker[i] && wrong_told(w, m))
+            world_fail(w, "attempt %llu finds once more what attempt %llu has brought to worker %u",
+                       ULL(t->attempt), ULL(m->wrong_of), i);
+    }
+}
+
+/* Whose bytes have not been compared with the sources'. */
+static void unproven_add(const struct world *w, const struct trial *t, struct list *l)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        if (t->role[i] == REFIT_ROLE_RECEIVES && !t->held[i] &&
+            !(sources_told(w, t) && t->staged[w->workers[i].node]))
+            list_add(l, t->worker[i]);
+}
+
+static void tell(struct world *w, struct trial *t, uint32_t node, uint64_t worker,
+                 const struct list *l)
+{
+    struct refit_event ev = {.type = REFIT_EV_FAILED,
+                             .node = {.node = node,
+                                      .attempt = t->attempt,
+                                      .code = RS_EDATALOSS,
+                                      .text = "what has landed differs",
+                                      .worker = worker,
+                                      .wrong = l->ids,
+                                      .n_wrong = l->n}};
+    t->told_life = w->coordinator_life;
+    w->n_wrong += l->n;
+    world_step(w, &ev);
+}
+
+static struct trial *in_flight(struct world *w, uint64_t attempt)
+{
+    return w->refit != NULL && refit_attempt(w->refit, attempt) != NULL ? trial_find(w, attempt)
+                                                                        : NULL;
+}
+
+bool wrong_staged(struct world *w, const struct refit_event *ev)
+{
+    struct trial *t = in_flight(w, ev->node.attempt);
+    struct list l = {.n = 0};
+    if (t == NULL)
+        return true;
+    t->staged[ev->node.node] = true;
+    differing(w, t, &l);
+    if (is_told(w, t))
+        return false;
+    if (l.n == 0)
+        return true;
+    uint64_t first = l.ids[0];
+    unproven_add(w, t, &l);
+    tell(w, t, ev->node.node, first, &l);
+    return false;
+}
+
+bool wrong_failed(struct world *w, const struct refit_event *ev)
+{
+    struct trial *t = in_flight(w, ev->node.attempt);
+    struct list l = {.n = 0};
+    if (t == NULL || ev->node.code != RS_EDATALOSS)
+        return true;
+    unproven_add(w, t, &l);
+    tell(w, t, ev->node.node, ev->node.worker, &l);
+    return false;
+}
+
+/* --- the invariant ------------------------------------------------------------------------------ */
+
+void check_wrong(struct world *w)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        struct worker *truth = &w->workers[i];
+        const struct refit_worker *r = refit_find_worker(w->refit, truth->id);
+        const struct memory *m = worker_receiving(truth);
+        if (!truth->attached || r == NULL || r->gone || r->layout->side != REFIT_DESTINATION ||
+            r->held == 0 || m->wrong_of == 0 || m->version != r->held)
+            continue;
+        if (wrong_told(w, m))
+            world_fail(w, "worker %u is believed, but attempt %llu has brought it wrong bytes", i,
+                       ULL(m->wrong_of));
+    }
+}
