@@ -3,6 +3,8 @@
  * A stream is a thread that hands its items to a CUDA stream in order and does not wait for them;
  * only device_call waits, since its function is to find the work before it done. So enqueueing never blocks on the driver's
  * own limits, and waiting for an event of another stream begins when that record was handed over.
+ * The fence is looked at when copies are handed over. What CUDA has by then runs whatever the fence or
+ * the device's error say: device_call and events wait for it in any case.
  * Copies go to the copy engine where they are one run or large rows, else to kernels
  * (kernels_cuda.h). Fingerprints are summed on the GPU and added to the caller's number by a host
  * function. Memory: device_alloc is the GPU's and can't be touched by the CPU; device_map makes a

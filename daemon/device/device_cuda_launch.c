@@ -75,10 +75,17 @@ static void give_block(struct sum_block *b)
 
 /* --- copies and fingerprints -------------------------------------------------------------------- */
 
+/* Work after a failure, and what would write behind the fence, is skipped. */
+static bool skips(const struct cuda_stream *s)
+{
+    const struct device_cuda *c = cuda_of(s->base.device);
+    return cuda_failed(c) || !fence_holds(c->options.fence);
+}
+
 static void flush_copies(struct cuda_stream *s)
 {
     struct device_cuda *c = cuda_of(s->base.device);
-    if (s->copies.n_tasks > 0 && !cuda_failed(c))
+    if (s->copies.n_tasks > 0 && !skips(s))
         (void)cuda_good(c, (cudaError_t)kernel_launch_batch(s->cuda, &s->copies, c->max_blocks),
                         "launching copies");
     s->copies.n_tasks = 0;
@@ -92,7 +99,8 @@ static void flush_sums(struct cuda_stream *s)
     size_t bytes = b == NULL ? 0 : b->n * sizeof(uint64_t);
     if (b == NULL)
         return;
-    if (!cuda_failed(c) &&
+    bool skipped = s->sums_write ? skips(s) : cuda_failed(c);
+    if (!skipped &&
         cuda_good(c, cudaMemsetAsync(b->on_device, 0, bytes, s->cuda), "clearing fingerprints") &&
         cuda_good(c, (cudaError_t)kernel_launch_batch(s->cuda, &s->sums, c->max_blocks),
                   "launching fingerprints") &&
@@ -104,6 +112,7 @@ static void flush_sums(struct cuda_stream *s)
     if (b != NULL)
         give_block(b);
     s->block = NULL;
+    s->sums_write = false;
     s->sums.n_tasks = 0;
     s->sums.n_tiles = 0;
 }
@@ -122,6 +131,7 @@ static int emit_sum(struct cuda_stream *s, const struct kernel_task *task)
     if (b->n == 0 || b->targets[b->n - 1] != s->target)
         b->targets[b->n++] = s->target;
     t.sum = b->on_device + (b->n - 1);
+    s->sums_write = s->sums_write || task->n_targets > 0;
     kernel_batch_add(&s->sums, &t);
     return 0;
 }
@@ -197,19 +207,12 @@ static void issue_copy(struct cuda_stream *s, const struct kernel_copy *k)
     (void)kernel_tasks_of_copy(k, &patched, emit, s);
 }
 
-/* Work after a failure, and what would write behind the fence, is skipped. */
-static bool cuda_skips(const struct cuda_stream *s)
-{
-    const struct device_cuda *c = cuda_of(s->base.device);
-    return cuda_failed(c) || !fence_holds(c->options.fence);
-}
-
 static void run_copies(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
     struct kernel_copy k;
     const char *at = (const char *)item->payload;
-    for (uint32_t i = 0; i < item->n && !cuda_skips(s); i++) {
+    for (uint32_t i = 0; i < item->n && !skips(s); i++) {
         at = unpack_copy(at, &k);
         issue_copy(s, &k);
     }
@@ -234,7 +237,7 @@ static void run_poison(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
     struct device_cuda *c = cuda_of(s->base.device);
-    if (!cuda_skips(s))
+    if (!skips(s))
         (void)cuda_good(c, cudaMemsetAsync(item->arg, DEVICE_POISON, item->number, s->cuda),
                         "filling memory with poison");
 }

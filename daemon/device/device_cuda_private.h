@@ -64,6 +64,7 @@ struct cuda_stream {
     struct sum_block blocks[CUDA_SUM_BLOCKS];
     struct kernel_batch copies, sums; /* being filled; the thread's own */
     struct sum_block *block;          /* that `sums` adds to */
+    bool sums_write;                  /* some task of `sums` is a copy, too */
     uint64_t *target;                 /* of the copy that is being cut */
 };
 

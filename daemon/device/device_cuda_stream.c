@@ -69,8 +69,9 @@ static bool event_done_locked(struct cuda_event *ev)
     struct device_cuda *c = cuda_of(ev->base.device);
     if (ev->done == ev->recorded || ev->issued != ev->recorded)
         return ev->done == ev->recorded;
-    cudaError_t r = cuda_failed(c) ? cudaSuccess : cudaSetDevice(c->ordinal);
-    if (r == cudaSuccess && !cuda_failed(c))
+    /* Asked of a device that has failed, too: what it was given before may still run. */
+    cudaError_t r = cudaSetDevice(c->ordinal);
+    if (r == cudaSuccess)
         r = cudaEventQuery(ev->cuda);
     if (r == cudaErrorNotReady)
         return false;
@@ -88,14 +89,17 @@ bool cuda_event_done(const struct device_event *base)
     return done;
 }
 
+/* Of a device that has failed, too. Where CUDA does not take the record, all that it stands for is
+ * waited for here: a failed call is no word about what was handed over before it. Without the event's
+ * lock: nobody asks CUDA for a record that is not issued. */
 static void run_record(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
     struct cuda_event *ev = event_of(item->event);
     struct device_cuda *c = cuda_of(s->base.device);
+    if (!cuda_good(c, cudaEventRecord(ev->cuda, s->cuda), "recording an event"))
+        (void)cudaStreamSynchronize(s->cuda);
     pthread_mutex_lock(&ev->mutex);
-    if (!cuda_failed(c))
-        (void)cuda_good(c, cudaEventRecord(ev->cuda, s->cuda), "recording an event");
     ev->issued = item->number;
     pthread_cond_broadcast(&ev->changed);
     pthread_mutex_unlock(&ev->mutex);
@@ -129,15 +133,16 @@ int cuda_enqueue(struct device_stream *s, struct item *item)
     return r;
 }
 
-/* Waits for what was handed over. */
+/* Waits for what was handed over, whether or not the device has failed meanwhile. */
 static void settle(struct cuda_stream *s)
 {
     struct device_cuda *c = cuda_of(s->base.device);
-    if (!s->dirty || cuda_failed(c))
+    if (!s->dirty)
         return;
-    if (cuda_good(c, cudaEventRecord(s->marker, s->cuda), "marking a stream"))
-        (void)cuda_good(c, cudaEventSynchronize(s->marker), "waiting for a stream");
     s->dirty = false;
+    if (!cuda_good(c, cudaEventRecord(s->marker, s->cuda), "marking a stream") ||
+        !cuda_good(c, cudaEventSynchronize(s->marker), "waiting for a stream"))
+        (void)cudaStreamSynchronize(s->cuda);
 }
 
 static void run_call(struct device_stream *base, struct item *item)

@@ -2,8 +2,15 @@
  *
  * The data plane's lease as its threads see it. Once somebody found it over it stays shut, also
  * where the lease is prolonged meanwhile: what was left out must not be followed by more. The owner
- * opens it again when nothing of before is in flight. A thread that is stopped between the look and
- * the store it is for may still make that one store. */
+ * opens it again when nothing of before is in flight.
+ *
+ * What may still land once it is shut: of a host device the one store that a thread was about to make
+ * when it was stopped behind its look; of a GPU all that its streams were given before, since only the
+ * handing over looks here. Both are bounded by what callers keep in flight, and over when that has
+ * come back: device_call behind it, device_event_done. Nothing else says so, a device's error not
+ * either. A data plane with GPUs that has something in flight FENCE_DRAIN_MS after the fence shut ends
+ * itself (exec/watchdog.h), and with the process what its streams had. Who gives up a node for silent
+ * must wait that long beyond its lease. */
 #ifndef RS_DEVICE_FENCE_H
 #define RS_DEVICE_FENCE_H
 
@@ -13,6 +20,8 @@
 #include <stdint.h>
 
 #include "base/clock.h"
+
+enum { FENCE_DRAIN_MS = 500 };
 
 struct fence {
     _Atomic uint64_t until_ns; /* monotonic; 0: no end */

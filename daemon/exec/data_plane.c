@@ -242,8 +242,11 @@ static int loop(struct plane *p, struct wire_packet *packet)
         if (fds[0].revents != 0)
             drain(p);
         check_lease(p);
-        if (fds[1].revents != 0 && !p->stop)
+        if (fds[1].revents != 0 && !p->stop) {
+            watchdog_busy(&p->watchdog, true); /* it may hang in what is asked for */
             receive(p, packet);
+        }
+        watchdog_busy(&p->watchdog, has_errands(p) || !attempts_quiet(p));
     }
     return 0;
 }
@@ -295,6 +298,7 @@ static int plane_open(struct plane *p, int control_socket)
 
 static void plane_close(struct plane *p)
 {
+    watchdog_stop(&p->watchdog);
     close_models(p);
     transport_tcp_node_close(p->tcp);
 #if defined(RS_CUDA)

@@ -180,6 +180,8 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
         r = open_device(p, &h, i, gpu_name(packet, i), e);
     if (r == 0)
         r = open_node(p, &h, e);
+    if (r == 0 && on_gpus(&h))
+        r = watchdog_start(&p->watchdog, &p->fence, e);
     if (r < 0) {
         hello_close(p);
         return r;

@@ -2,6 +2,7 @@
  *
  *   hello.c       HELLO: opens the devices, says what they are
  *   budget.c      what is taken of each GPU's memory
+ *   watchdog.c    the end of a data plane whose GPU hangs
  *   data_plane.c  the loop: control socket, mailbox, lease, dispatch
  *   worker.c      MAP, BIND, UNBIND: segments and bindings per worker
  *   move.c        boxes of places into kernel copies and fingerprints
@@ -27,6 +28,7 @@
 #include "device/device.h"
 #include "device/fence.h"
 #include "exec/budget.h"
+#include "exec/watchdog.h"
 #include "exec/wire.h"
 #include "memory/memory.h"
 #include "transport/transport.h"
@@ -130,8 +132,9 @@ struct plane {
     struct transport_nccl_node *nccl; /* NULL: as above; both: the in-memory one */
     struct segment_table *segments;
     struct queue workers, models, errands;
-    struct fence fence;     /* the lease, as the devices' threads see it */
-    struct wire_stats past; /* counters of transports that are closed */
+    struct fence fence;       /* the lease, as the devices' threads see it */
+    struct watchdog watchdog; /* with GPUs */
+    struct wire_stats past;   /* counters of transports that are closed */
     bool stop;
     bool broken; /* a stream could not be replaced: the process must go */
 };

@@ -7,11 +7,15 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/fence.h"
 #include "service/coordinator.h"
 #include "service/nodes.h"
 #include "service/release.h"
 
 #include "base/banned.h"
+
+_Static_assert((int)PEERS_SLACK_MS >= 2 * (int)FENCE_DRAIN_MS,
+               "a data plane whose GPU hangs has ended when its node is given up");
 
 struct peers {
     struct service *service;

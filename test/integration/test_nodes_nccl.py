@@ -215,7 +215,7 @@ class Paper(Case):
     """What bench_plan_paper says of a refit is what the stand-in's NCCL counts when it is done."""
 
     COLUMNS = ("launches tasks copies copied_bytes sets host_functions groups_begun groups messages sent_bytes received_bytes "
-               "allocated_bytes open_handles").split()  # struct standin_device_counters
+               "allocated_bytes open_handles contexts most_blocks most_ctas").split()  # struct standin_device_counters
 
     def counted(self, path):
         data = path.read_bytes()
