@@ -353,8 +353,7 @@ deps:
 # make install: programs, library, headers (C clients: reshard.h; reshard/ for clients in other languages), proto, settings.
 # DESTDIR and PREFIX as usual. Settings that are there already stay.
 PREFIX ?= /usr/local
-# The interpreter that finds the Python client there, as Debian has it.
-PYTHON ?= /usr/bin/python3
+# Where Debian's Python finds the client under that prefix.
 PACKAGES ?= $(PREFIX)/lib/$(if $(filter /usr,$(PREFIX)),python3,$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include/reshard \

@@ -7,6 +7,7 @@ CLIENT_LIBS := $(foreach f,rpc layout base,$(call lib_of,$(f))) $(BUILD)/lib/lib
 CLIENT_LDLIBS := -lgrpc -lgpr -luv -lprotobuf-c -lcrypto -ljansson -lxxhash -lpthread
 CTL_SRC := $(wildcard client/reshardctl.c client/cmd.c client/ctl_*.c client/cmd_*.c)
 CTL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(CTL_SRC))
+CTL_OBJ += $(BUILD)/obj/client/page.o
 CTL_LIBS := $(call lib_of,plan) $(call lib_of,topology)
 
 $(BUILD)/libreshard.so: $(CLIENT_OBJ) $(CLIENT_LIBS)
@@ -16,7 +17,13 @@ $(BUILD)/libreshard.so: $(CLIENT_OBJ) $(CLIENT_LIBS)
 
 $(BUILD)/reshardctl: $(CTL_OBJ) $(BUILD)/lib/libclient.a $(CTL_LIBS) $(CLIENT_LIBS)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(CTL_OBJ) -Wl,--start-group $(BUILD)/lib/libclient.a $(CTL_LIBS) \
-	    $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS)
+	    $(CLIENT_LIBS) -Wl,--end-group $(CLIENT_LDLIBS) -lmicrohttpd
+
+# The page of `reshardctl serve`, as it is.
+$(BUILD)/obj/client/page.o: client/page.html
+	@mkdir -p $(@D)
+	$(Q)printf '.section .rodata\n.global rs_page, rs_page_end\nrs_page:\n.incbin "%s"\nrs_page_end:\n.byte 0\n.section .note.GNU-stack,"",%%progbits\n' $< | \
+	    $(CC) -x assembler -c -o $@ -
 
 # As a user's program is built: the header and the shared library, nothing else.
 $(BUILD)/demo_worker: $(BUILD)/obj/client/demo_worker.o $(BUILD)/libreshard.so

@@ -12,6 +12,7 @@ int cmd_abort(int argc, char **argv);
 int cmd_evict(int argc, char **argv);
 int cmd_drain(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 int cmd_doctor(int argc, char **argv); /* a daemon is welcome, not needed */
 
 /* "landed 2.38 GB: network 1.19 GB (1.000 of the minimum), domain …" of a reshard.v1.Bytes. */

@@ -350,28 +350,15 @@ static int print_all(const struct ctl *c, const char *model, const json_t *versi
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);
 }
 
-/* What is printed as tables, for programs: per version "phases" and "slowest", and "over" several versions. */
-static json_t *with_phases(json_t *reply)
-{
-    json_t *versions = json_object_get(reply, "versions"), *v;
-    size_t i;
-    json_array_foreach(versions, i, v)
-    {
-        (void)json_object_set_new(v, "phases", phases_of(v));
-        (void)json_object_set_new(v, "slowest", phases_slowest(v));
-    }
-    if (json_array_size(versions) > 1)
-        (void)json_object_set_new(reply, "over", phases_over(versions));
-    return reply;
-}
-
 static int show(struct ctl *c, const char *chrome, const char *model, json_t *reply)
 {
     const json_t *versions = json_object_get(reply, "versions");
     if (chrome != NULL)
         return write_trace(c, chrome, model, versions);
-    if (c->json)
-        return ctl_print_json(c, json_incref(with_phases(reply)));
+    if (c->json) {
+        phases_add(reply);
+        return ctl_print_json(c, json_incref(reply));
+    }
     return print_all(c, model, versions);
 }
 

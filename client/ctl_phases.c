@@ -203,3 +203,16 @@ json_t *phases_over(const json_t *versions)
     json_decref(records);
     return json_pack("{soso}", "first_of_epoch", phase_group(first), "steady", phase_group(steady));
 }
+
+void phases_add(json_t *timeline)
+{
+    json_t *versions = json_object_get(timeline, "versions"), *v;
+    size_t i;
+    json_array_foreach(versions, i, v)
+    {
+        (void)json_object_set_new(v, "phases", phases_of(v));
+        (void)json_object_set_new(v, "slowest", phases_slowest(v));
+    }
+    if (json_array_size(versions) > 1)
+        (void)json_object_set_new(timeline, "over", phases_over(versions));
+}

@@ -21,4 +21,8 @@ struct json_t *phases_slowest(const struct json_t *version);
  * told from one before. Quantiles by nearest rank. */
 struct json_t *phases_over(const struct json_t *versions);
 
+/* All of that into a TimelineReply, for programs: "phases" and "slowest" of each version, "over" where there are
+ * several. */
+void phases_add(struct json_t *timeline);
+
 #endif

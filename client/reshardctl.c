@@ -21,6 +21,7 @@ static const struct command {
     {"evict", cmd_evict, "end a worker's lease"},
     {"drain", cmd_drain, "take a node out of use, or back in"},
     {"timeline", cmd_timeline, "time marks of versions; Chrome trace"},
+    {"serve", cmd_serve, "a page and metrics over HTTP"},
     {"doctor", cmd_doctor, "what this machine has for reshardd, and what to do"},
     {"layout", cmd_layout, "check or show a layout file (offline)"},
     {"plan", cmd_plan, "plan a refit from files (offline)"},
