@@ -347,11 +347,21 @@ static void side_close(struct step *s)
     queue_next(s);
 }
 
-/* Who failed is tried again, later each time; a newer version that came is nobody's failure. */
+/* What it was fed from was found to be another content. */
+static bool feeder_blamed(const struct refit *r)
+{
+    foreach_worker (w, r)
+        if (w->taking_part && w->feeding != REFIT_FEED_NONE && w->blamed == r->side.version)
+            return true;
+    return false;
+}
+
+/* Who failed is tried again, later each time; a newer version that came is nobody's failure, and where a feeder was to blame
+ * another one feeds at once. */
 static void put_off(struct step *s)
 {
     struct refit *r = s->r;
-    if (r->side.code == RS_ECANCELED)
+    if (r->side.code == RS_ECANCELED || feeder_blamed(r))
         return;
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++) {

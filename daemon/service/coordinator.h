@@ -109,7 +109,9 @@ struct run {
     bool started;    /* START was put */
     bool distrusted; /* something that has landed is wrong: nothing of it is kept */
     bool differ;     /* nodes saw different content: it has failed, or will have */
-    bool unsound;    /* what a node reported of cells could not be merged: it has failed */
+    /* Whose memory is not the version by its fold, until that is told; of input. */
+    const struct participant *bad_feeder, *bad_receiver;
+    bool unsound; /* what a node reported of cells could not be merged: it has failed */
     uint64_t notified_ns;
 };
 

@@ -68,11 +68,13 @@ static void on_committed(struct model *m, const struct node_order *o)
 }
 
 /* An attach that waits for its answer is told by this first. */
-/* What it has got of that version is wrong, whatever was seen here. */
+/* What memory is that version by this node's account is not, but for what the decider's last word says. */
 static void content_forget(struct lease *l, uint64_t version)
 {
+    bool staged = l->receive == REFIT_STAGED_RECEIVE;
+    uint64_t believed[] = {[WIRE_LIVE] = staged ? l->applied : l->held, [WIRE_SHADOW] = l->held};
     for (unsigned i = 0; version != 0 && i < 2; i++) {
-        if (l->content[i].version != version)
+        if (l->content[i].version != version || believed[i] == version)
             continue;
         l->content[i] = (struct memory_content){0};
         l->torn |= i == WIRE_LIVE;

@@ -5,6 +5,7 @@
  *   part_prepare.c  PLAN: layouts fetched, plan found or made, memory that workers share → PREPARE of the data plane
  *   part_landed.c   what of a called off attempt need not be moved again
  *   part_start.c    START → PROGRESS* → fingerprints compared → STAGED; ABORT
+ *   part_feed.c     before that: destination workers that feed the attempt, fingerprinted
  *
  * Private to service/. Loop thread. */
 #ifndef RS_SERVICE_PART_H
@@ -18,6 +19,7 @@
 
 struct layout_fetch;
 struct landed_job;
+struct part_feeders;
 struct skips_job;
 
 enum { PART_MOST_PENDING = 8, PART_TEXT_BYTES = ERR_TEXT_BYTES };
@@ -49,15 +51,16 @@ struct part {
     } landed;
     struct model *model;
     struct member member;
-    uv_timer_t deadline;        /* of ABORTING */
-    struct prepare *next;       /* came with a PREPARE that is not taken yet; NULL: none */
-    struct prepare *now;        /* of the attempt here; NULL: none */
-    struct layout_fetch *fetch; /* NULL: none */
-    struct planning *planning;  /* NULL: none */
-    struct plan_entry *plan;    /* counted; NULL: not planned */
-    struct skips_job *skipping; /* NULL: none */
-    struct landed_job *landing; /* NULL: none */
-    bool sent;                  /* PREPARE went to this data plane: ABORT must follow it */
+    uv_timer_t deadline;          /* of ABORTING */
+    struct prepare *next;         /* came with a PREPARE that is not taken yet; NULL: none */
+    struct prepare *now;          /* of the attempt here; NULL: none */
+    struct layout_fetch *fetch;   /* NULL: none */
+    struct planning *planning;    /* NULL: none */
+    struct plan_entry *plan;      /* counted; NULL: not planned */
+    struct skips_job *skipping;   /* NULL: none */
+    struct landed_job *landing;   /* NULL: none */
+    struct part_feeders *feeders; /* NULL: none of this node's feeds, or none is looked at */
+    bool sent;                    /* PREPARE went to this data plane: ABORT must follow it */
     struct link_request prepare, start, abort;
     struct link_request comm; /* of no attempt here: the coordinator asked for an id */
     uint64_t comm_attempt;
@@ -113,6 +116,13 @@ void part_prepare_forget(struct part *p);
 void part_start(struct part *p);
 void part_abort(struct part *p);
 void part_start_forget(struct part *p);
+/* Fingerprints those of this node. 0: there are none to wait for; 1: part_prepare_checked follows once all are what they
+ * were, else MADE_READY with the reason and p->blamed. RS_E…. */
+int part_feeders_check(struct part *p, struct err *e);
+void part_prepare_checked(struct part *p);
+/* Puts their folds behind those of *folds (mem_free'd), *n is raised. RS_ENOMEM. */
+int part_feeders_folds(const struct part *p, struct memory_fold **folds, uint32_t *n);
+void part_feeders_forget(struct part *p);
 /* QUIESCED came from the data plane. What it tells is kept until part_landed_clear. */
 void part_landed_take(struct part *p, const struct wire_packet *packet);
 void part_landed_clear(struct part *p);

@@ -552,11 +552,18 @@ void part_prepare(struct part *p)
     struct err e = {0};
     int r;
     if (p->plan->node == PLAN_NO_NODE)
-        part_answer(p, MEMBER_EV_MADE_READY, RS_EPROTO,
-                    "PREPARE, but no worker of this node takes part", NULL);
-    else if ((r = part_landed_check(p, &e)) != 0)
+        r = err_set(&e, RS_EPROTO, "PREPARE, but no worker of this node takes part");
+    else if ((r = part_landed_check(p, &e)) == 0)
+        r = part_feeders_check(p, &e);
+    if (r == 0)
+        part_prepare_checked(p);
+    else if (r < 0)
         part_answer(p, MEMBER_EV_MADE_READY, r, err_text(&e, r), NULL);
-    else if (!others_hold(p))
+}
+
+void part_prepare_checked(struct part *p)
+{
+    if (!others_hold(p))
         prepare_send(p, NULL);
     else if (skips_start(p) != 0)
         part_answer(p, MEMBER_EV_MADE_READY, RS_ENOMEM, "no memory for what other nodes hold",
@@ -566,6 +573,7 @@ void part_prepare(struct part *p)
 void part_prepare_forget(struct part *p)
 {
     link_forget(p->model->service->link, &p->prepare);
+    part_feeders_forget(p);
     planning_forget(p->planning);
     if (p->fetch != NULL)
         p->fetch->part = NULL; /* freed when its layout has come */

@@ -147,7 +147,7 @@ static int folds_keep(struct part *p, struct landed_job *j)
 
 static void landed(struct part *p, struct landed_job *j)
 {
-    if (folds_keep(p, j) != 0) {
+    if (folds_keep(p, j) != 0 || part_feeders_folds(p, &p->folds, &p->n_folds) != 0) {
         part_answer(p, MEMBER_EV_LANDED, RS_ENOMEM, "no memory to keep the fingerprints", NULL);
         return;
     }

@@ -80,10 +80,11 @@ void run_failed(struct decider *d, struct refit_event *ev)
 
 void run_called_off(struct decider *d)
 {
-    if (d->run.blaming == NULL)
+    if (d->run.blaming == NULL && d->run.bad_feeder == NULL && d->run.bad_receiver == NULL)
         return;
     cells_blame_forget(d->run.blaming); /* there is no time for its words */
     d->run.blaming = NULL;
+    d->run.bad_feeder = d->run.bad_receiver = NULL;
     unproven_add(d, false);
     run_fail_here(d, RS_EDATALOSS, "nodes saw different content");
 }
@@ -182,18 +183,6 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
         cells_failed(d, code, &x);
 }
 
-/* --- STAGED ------------------------------------------------------------------------------------- */
-
-static const struct participant *receiver_of(const struct decider *d, const uint8_t layout[16],
-                                             uint32_t rank)
-{
-    const struct attempt_input *in = d->run.input;
-    for (uint32_t i = 0; i < in->n_destinations; i++)
-        if (memcmp(in->destinations[i], layout, 16) == 0)
-            return attempt_input_find(in, 1 + i, rank);
-    return NULL;
-}
-
 /* All nodes have said what they saw. */
 static bool all_staged(const struct decider *d)
 {
@@ -203,28 +192,88 @@ static bool all_staged(const struct decider *d)
     return true;
 }
 
-/* Of a version that is committed it is known what each rank's memory has to be, whoever has fed it. */
-static bool folds_refused(struct decider *d, uint32_t node, const struct memory_fold *folds,
-                          uint32_t n)
+/* --- folds ------------------------------------------------------------------------------------ */
+
+static const struct participant *participant_of(const struct decider *d, const uint8_t layout[16],
+                                                uint32_t rank)
+{
+    const struct attempt_input *in = d->run.input;
+    const struct participant *p = NULL;
+    for (uint32_t i = 0; p == NULL && i < in->n_destinations; i++)
+        if (memcmp(in->destinations[i], layout, 16) == 0)
+            p = attempt_input_find(in, 1 + i, rank);
+    if (p == NULL && memcmp(in->source, layout, 16) == 0)
+        p = attempt_input_find(in, 0, rank);
+    return p;
+}
+
+/* Of a version that is committed it is known what each rank's memory has to be, whoever has fed it; of one that is not, what
+ * those who feed had staged. */
+static bool fold_known(const struct decider *d, const struct participant *p,
+                       const struct memory_fold *f, uint64_t *ret)
+{
+    const struct roster_entry *r = p->layout == 0 ? roster_find(d, p->worker) : NULL;
+    if (held_find(d->held, d->run.version, f->layout, f->rank, ret))
+        return true;
+    if (r == NULL || r->fold_version != d->run.version || r->fold == 0)
+        return false;
+    *ret = r->fold;
+    return true;
+}
+
+static void folds_compare(struct decider *d, const struct memory_fold *folds, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t known;
-        if (!held_find(d->held, d->run.version, folds[i].layout, folds[i].rank, &known) ||
-            known == folds[i].fold)
+        const struct participant *p = participant_of(d, folds[i].layout, folds[i].rank);
+        if (p == NULL || !fold_known(d, p, &folds[i], &known) || known == folds[i].fold)
             continue;
-        char text[320];
-        const struct participant *p = receiver_of(d, folds[i].layout, folds[i].rank);
-        const struct roster_entry *r = p != NULL ? roster_find(d, p->worker) : NULL;
-        (void)snprintf(text, sizeof text,
-                       "layout '%.128s' rank %u: what has landed is not version %" PRIu64
-                       " as it was committed; who has fed it holds other weights",
-                       r != NULL ? r->layout->layout->name : "?", folds[i].rank, d->run.version);
+        const struct participant **first =
+            p->layout == 0 ? &d->run.bad_feeder : &d->run.bad_receiver;
+        *first = *first != NULL ? *first : p;
         d->run.differ = true;
-        run_fail(d, node, RS_EDATALOSS, text, p != NULL ? p->worker : 0);
-        return true;
+        wrong_add(d, p);
     }
-    return false;
 }
+
+static const char *layout_name_of(const struct decider *d, const struct participant *p)
+{
+    const struct roster_entry *r = roster_find(d, p->worker);
+    return r != NULL ? r->layout->layout->name : "?";
+}
+
+/* Somebody's memory is not the version. Where that is a feeder, it is to blame, and what has been got from it is worth
+ * nothing, also where nobody knows what it has to be. */
+static void folds_fail(struct decider *d)
+{
+    char text[640] = "";
+    const struct participant *feeder = d->run.bad_feeder, *receiver = d->run.bad_receiver;
+    const struct participant *bad = feeder != NULL ? feeder : receiver;
+    size_t n = 0;
+    if (receiver != NULL)
+        n = (size_t)snprintf(text, sizeof text,
+                             "layout '%.128s' rank %u: what has landed is not version %" PRIu64
+                             " as it was committed; ",
+                             layout_name_of(d, receiver), receiver->rank, d->run.version);
+    if (feeder != NULL)
+        (void)snprintf(text + n, sizeof text - n,
+                       "layout '%.128s' rank %u, which feeds, does not hold version %" PRIu64
+                       " any more: its %s memory was written over",
+                       layout_name_of(d, feeder), feeder->rank, d->run.version,
+                       feeder->shadow ? "shadow" : "receiving or live");
+    else
+        (void)snprintf(text + n, sizeof text - n, "who has fed it holds other weights");
+    d->run.bad_feeder = d->run.bad_receiver = NULL; /* it is told */
+    unproven_add(d, feeder == NULL);
+    run_fail(d, bad->node, RS_EDATALOSS, text, bad->worker);
+}
+
+static bool folds_differ(const struct decider *d)
+{
+    return d->run.bad_feeder != NULL || d->run.bad_receiver != NULL;
+}
+
+/* --- STAGED ------------------------------------------------------------------------------------- */
 
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
 {
@@ -235,10 +284,14 @@ bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
     bool first = !n->staged;
     n->staged = true;
     run_node_quiet(d, node);
-    if (d->run.differ || d->run.unsound || d->run.distrusted)
+    if (d->run.unsound || d->run.distrusted || (d->run.differ && !folds_differ(d)))
         return false;
-    if (folds_refused(d, node, r->folds, r->n_folds))
+    folds_compare(d, r->folds, r->n_folds);
+    if (folds_differ(d)) { /* whose fault it is shows when all have told */
+        if (all_staged(d))
+            folds_fail(d);
         return false;
+    }
     if (first)
         roster_staged(d, node, r->folds, r->n_folds);
     int code = d->run.cells != NULL && all_staged(d) ? cells_settle(d->run.cells, &x) : 0;

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Instances that come later, or that a failed attempt has left without the version: fed by the trainer or by each other."""
 import unittest
+import unittest.mock
 
 import nodes
 from rig import *
@@ -140,17 +141,79 @@ class OneNode(unittest.TestCase):
             late.event("committed", 1)
             self.assertEqual(late.wrong(1, late.shadow), [])
 
-    def test_memory_that_is_not_the_version_any_more_feeds_nobody_of_a_rank_that_is_known(self):
+    def stray_write(self, w, memory):
+        """Through a stray pointer, into memory that holds a version."""
+        w.memory[memory + 3] ^= 1
+
+    def test_shadow_memory_that_is_not_the_version_any_more_feeds_nobody_and_live_memory_does(self):
+        for known in (True, False):  # what the newcomers have to hold
+            with self.subTest(known=known), Daemon() as d:
+                f = (Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True) if known
+                     else half(d, automatic=True))
+                f.refit(1, policy=ONE_IS_ENOUGH)
+                for w in f.destinations:
+                    w.apply(1)
+                for w in f.destinations[2:]:
+                    w.goodbye()
+                self.stray_write(f.destinations[0], f.destinations[0].shadow)
+                newcomers = rest(f)
+                d.wait_log("catch-up: ABORTED: .*layout 'rollout' rank 0, which was to feed others, does not hold "
+                           "version 1 any more: its shadow memory was written over")
+                self.check_newcomers(newcomers, 1)
+                # Its live memory is what it was.
+                states = {w.rank: w.state for w in d.status("m").models[0].workers if w.side == pb.SIDE_DESTINATION}
+                self.assertEqual(states[0], pb.WORKER_CURRENT)
+                self.assertEqual(f.destinations[0].wrong(1), [])
+
+    def test_a_feeder_that_holds_another_content_is_void_and_brought_up_again_like_the_newcomer(self):
         with Daemon() as d:
-            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
-            f.refit(1)
-            for w in f.destinations:
-                w.apply(1)
-            for w in f.destinations[2:]:
-                w.goodbye()
-            f.destinations[0].memory[f.destinations[0].shadow + 3] ^= 1  # a write through a stray pointer
-            rest(f)
-            d.wait_log("catch-up: ABORTED: .*layout 'rollout' rank 2: what has landed is not version 1")
+            f = half(d, automatic=True)
+            f.refit(1, policy=ONE_IS_ENOUGH)
+            bad = f.destinations[0]  # has not applied it: the shadow is all that it has
+            self.stray_write(bad, bad.shadow)
+            newcomers = rest(f)
+            d.wait_log("catch-up: ABORTED: .*layout 'rollout' rank 0, which was to feed others")
+            held = {w.rank: w.held for w in d.status("m").models[0].workers if w.side == pb.SIDE_DESTINATION}
+            self.assertEqual(held, {0: 0, 1: 1, 2: 0, 3: 0})  # void, and nobody has got anything of it
+            self.assertEqual({w.memory[w.shadow] for w in newcomers}, {POISON})
+            mark = d.log_mark()
+            f.publish(1)
+            d.wait_log("catch-up: COMMITTED", mark)
+            self.check_newcomers(newcomers, 1)
+            self.assertEqual(bad.wrong(1, bad.shadow), [])
+            bad.apply(1)
+            self.assertEqual(bad.wrong(1), [])
+
+    def test_where_one_of_two_feeders_is_wrong_the_other_feeds_the_newcomer_and_it(self):
+        # Both are on one node and send parts of the same tensors: they differ, and it is known which of them is wrong.
+        judge = Layout("judge", 1, [mesh("one", [1])], [tensor("norm", [12], "float32", "one", [None]),
+                                                        tensor("w1", [16, 12], "bfloat16", "one", [None])])
+        for receive in (pb.RECEIVE_STAGED, pb.RECEIVE_IN_PLACE):
+            with self.subTest(receive=receive), Daemon() as d:
+                f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True, receive=receive)
+                in_place = receive == pb.RECEIVE_IN_PLACE
+                f.publish(1)
+                f.submit(1)
+                for w in f.destinations if in_place else ():
+                    w.event("ready_requested", 1)
+                    w.ready(1)
+                self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+                bad = f.destinations[3]
+                bad.event("committed", 1)
+                self.stray_write(bad, bad.shadow)
+                late = Worker(Client(d), "m", pb.SIDE_DESTINATION, judge, 0, 6, pb.RECEIVE_STAGED, True)
+                d.wait_log("catch-up: ABORTED: .*layout 'rollout' rank 3, which was to feed others")
+                state = next(w.state for w in d.status("m").models[0].workers
+                             if w.layout_name == "rollout" and w.rank == 3)
+                self.assertIn(state, (pb.WORKER_TORN,) if in_place else (pb.WORKER_EMPTY, pb.WORKER_STALE))
+                if in_place:
+                    for w in f.destinations[2:]:  # as one: they serve together
+                        w.event("ready_requested", 1)
+                        w.ready(1)
+                late.event("committed", 1)
+                self.assertEqual(late.wrong(1, late.shadow), [])
+                bad.event("committed", 1)
+                self.assertEqual(bad.wrong(1, bad.shadow), [])
 
     def test_newcomers_are_believed_after_a_restart_like_those_that_were_there(self):
         with Daemon() as d:
@@ -407,6 +470,30 @@ class TwoNodes(unittest.TestCase):
         for w in newcomers:
             w.event("committed", 1)
         self.assertEqual(caught_up_bytes(cluster.head, mark), sum(w.n_bytes for w in newcomers))
+        f.destinations = newcomers
+        f.check(1)
+
+    def test_a_newcomer_that_gets_wrong_bytes_is_blamed_and_not_who_fed_it(self):
+        cluster = nodes.Nodes(2)
+        start = cluster.start
+
+        def start_damaged(names=None):
+            with unittest.mock.patch.dict(os.environ, RESHARD_DAMAGE="flipped-bit:1"):
+                cluster["n1"].start(wait=None)  # nothing lands there before the catch-up
+            return start([x for x in cluster.names if x != "n1"])
+
+        cluster.start = start_damaged
+        nodes.of_case(self, cluster)
+        f = nodes.Fleet(cluster, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
+                        ["n0:0", "n0:1", None, None])
+        f.refit(1, policy=ONE_IS_ENOUGH)
+        overwrite(f.sources, 9)
+        newcomers = [f.attach_destination(r, f"n1:{r}") for r in (2, 3)]
+        cluster.head.wait_log("catch-up: ABORTED: .*layout 'rollout' rank [23] holds fingerprint")
+        held = {w.rank: w.held for w in cluster.head.status("m").models[0].workers if w.side == pb.SIDE_DESTINATION}
+        self.assertEqual((held[0], held[1]), (1, 1))
+        for w in newcomers:
+            w.event("committed", 1)
         f.destinations = newcomers
         f.check(1)
 

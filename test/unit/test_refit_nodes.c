@@ -990,6 +990,52 @@ START_TEST(what_a_newcomer_rejects_it_is_not_given_again)
 }
 END_TEST
 
+START_TEST(a_feeder_whose_shadow_is_wrong_feeds_from_live_memory_at_once)
+{
+    struct bed b;
+    newcomer(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(worker(&b, 11)->feeding, REFIT_FEED_RECEIVING);
+    planned(&b);
+    node_failed(&b, 0, 11);
+    ck_assert_uint_eq(worker(&b, 11)->held, 0);
+    carried_out(&b, REFIT_EV_QUIESCED);
+    ck_assert_ptr_nonnull(b.r->in_flight); /* nobody is put off: it was not the newcomer */
+    ck_assert_uint_eq(b.r->in_flight->attempt, 3);
+    ck_assert_int_eq(worker(&b, 11)->feeding, REFIT_FEED_LIVE);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_CURRENT);
+    planned(&b);
+    node_failed(&b, 0, 11); /* that is wrong, too */
+    carried_out(&b, REFIT_EV_QUIESCED);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_TORN);
+    ck_assert_ptr_null(b.r->in_flight); /* nobody has it any more */
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_feeder_in_place_that_is_wrong_is_torn_and_brought_up_with_the_newcomer)
+{
+    struct bed b;
+    newcomer(&b, REFIT_IN_PLACE, true);
+    planned(&b);
+    node_failed(&b, 0, 11);
+    carried_out(&b, REFIT_EV_QUIESCED);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_TORN);
+    ck_assert_ptr_null(b.r->in_flight);
+    publish_all(&b, 1); /* the trainer has it */
+    ck_assert_ptr_nonnull(b.r->in_flight);
+    ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_RECEIVES);
+    ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 22)), REFIT_ROLE_RECEIVES);
+    planned(&b);
+    carried_out(&b, REFIT_EV_PREPARED);
+    ready(&b, 11, 1);
+    ready(&b, 22, 1);
+    carried_out(&b, REFIT_EV_STAGED);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_CURRENT);
+    ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 22)), REFIT_WORKER_CURRENT);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(without_the_setting_nobody_catches_up)
 {
     struct bed b;
@@ -1192,6 +1238,8 @@ END_TEST
     X(a_trainer_with_other_weights_feeds_nobody)                                                   \
     X(a_catch_up_that_fails_is_tried_again_each_time_later)                                        \
     X(what_a_newcomer_rejects_it_is_not_given_again)                                               \
+    X(a_feeder_whose_shadow_is_wrong_feeds_from_live_memory_at_once)                               \
+    X(a_feeder_in_place_that_is_wrong_is_torn_and_brought_up_with_the_newcomer)                    \
     X(without_the_setting_nobody_catches_up)                                                       \
     X(workers_of_a_drained_node_leave_after_the_attempt_in_flight)                                 \
     X(a_rehearsal_commits_nothing_and_gives_its_number_back)                                       \
