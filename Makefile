@@ -174,11 +174,11 @@ $(foreach t,$(UNIT),$(eval $(call unit_rule,$(t))))
 STANDIN := $(BUILD)/standin
 # test/gpu/test_*.c also run on a GPU (scripts/gpu-check), test/standin/test_*.c need what only the stand-in can do.
 STANDIN_SRC := $(wildcard test/gpu/test_*.c test/standin/test_*.c)
-STANDIN_TESTS := device transport $(patsubst test_%.c,%,$(notdir $(STANDIN_SRC)))
+STANDIN_TESTS := device exec_scaled transport $(patsubst test_%.c,%,$(notdir $(STANDIN_SRC)))
 ifeq ($(CUDA),1)
 STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
 STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
-    kernels/kernels_scale.c daemon/base/err.c
+    kernels/kernels_quantise_task.c daemon/base/err.c
 STANDIN_LIBS := $(addprefix $(STANDIN)/,libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1 libnccl.so.2)
 $(STANDIN)/libcudart.so.13: $(STANDIN_RT) test/standin/cudart.map
 	@mkdir -p $(@D)
@@ -209,7 +209,7 @@ $(STANDIN)/standin_%:
 endif
 # The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
 .PHONY: check-standin
-STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py crash.py faults.py device_memory.py device_settings.py nodes_nccl.py)
+STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py casts.py crash.py faults.py device_memory.py device_settings.py nodes_nccl.py)
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
 ifeq ($(CUDA),1)

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "kernels/kernels_quantise.h"
 #include "kernels/kernels_task.h"
 
 #ifdef __cplusplus
@@ -20,8 +21,8 @@ struct CUstream_st; /* a cudaStream_t points to it */
 
 int kernel_launch_batch(struct CUstream_st *stream, const struct kernel_batch *b,
                         uint32_t max_blocks);
-int kernel_launch_scale(struct CUstream_st *stream, const struct kernel_scale_task *t,
-                        uint32_t max_blocks);
+int kernel_launch_quantise(struct CUstream_st *stream, const struct kernel_quantise_batch *b,
+                           uint32_t max_blocks);
 
 #ifdef __cplusplus
 }

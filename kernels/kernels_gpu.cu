@@ -1,8 +1,8 @@
 /* The GPU kernels: blocks and threads around kernels_body.h, and their launchers. CUDA C written as C. */
 #include <string.h>
 
-#include "kernels/kernels_body.h"
 #include "kernels/kernels_cuda.h"
+#include "kernels/kernels_quantise_body.h"
 
 enum { WARP = 32, WARPS = KERNEL_THREADS / WARP };
 
@@ -95,34 +95,65 @@ KERNEL reshard_sum_small(const __grid_constant__ struct kernel_small_batch b)
     sum_block(b.tasks, b.n_tiles);
 }
 
-/* Values are read once and kept in registers between the block's maximum and the writing. */
-KERNEL reshard_scale(const __grid_constant__ struct kernel_scale_task t)
+/* One block of elements. What it adds to the fingerprint is returned. All threads of the block take
+ * part, and all take the same way. */
+static __device__ __forceinline__ uint64_t quantise_block(const struct kernel_quantise_task *t,
+                                                          uint32_t number, const uint32_t n_bytes)
 {
-    uint64_t sum = 0, scale_sum = 0;
-    uint32_t amax = 0;
-    for (uint32_t block = blockIdx.x; block < t.n_blocks; block += gridDim.x) {
-        struct kernel_scale_part part = kernel_scale_place(&t, block, threadIdx.x);
-        uint32_t here = kernel_scale_read(&t, &part);
-        if (t.amax_bits != NULL) {
+    struct kernel_quantise_block b = kernel_quantise_block_of(t, number);
+    struct kernel_quantise_pass pass;
+    uint32_t n_units = kernel_quantise_units(t, &b), amax = 0;
+    uint64_t sum = 0;
+    if (t->step != KERNEL_QUANTISE_BY_AMAX) {
+        for (uint32_t base = 0; base < n_units; base += kernel_quantise_pass_units(n_bytes)) {
+            uint32_t here = kernel_quantise_read(t, &b, base + threadIdx.x, &pass, n_bytes);
             amax = here > amax ? here : amax;
-            continue;
         }
-        uint32_t scale = t.rule == KERNEL_SCALE_BLOCK ? kernel_scale_of(block_max(here))
-                                                      : (uint32_t)kernel_load_element(t.scale, 4);
-        if (threadIdx.x == 0 && t.rule == KERNEL_SCALE_BLOCK)
-            scale_sum += kernel_scale_put(&t, &part, scale);
-        sum += kernel_scale_write(&t, &part, scale);
-    }
-    if (t.amax_bits != NULL) {
         amax = block_max(amax);
-        if (threadIdx.x == 0)
-            atomicMax(t.amax_bits, amax);
-        return;
     }
-    if (t.sum != NULL)
-        add_block(t.sum, sum);
-    if (t.scale_sum != NULL)
-        add_block(t.scale_sum, scale_sum);
+    if (t->step == KERNEL_QUANTISE_AMAX) {
+        if (threadIdx.x == 0)
+            atomicMax(t->amax_bits, amax);
+        return 0;
+    }
+    if (t->step == KERNEL_QUANTISE_BY_AMAX)
+        amax = *t->amax_bits;
+    uint32_t scale = kernel_scale_of(amax);
+    if (threadIdx.x == 0 && t->scales != NULL &&
+        (t->step == KERNEL_QUANTISE_BLOCKS || number == 0))
+        t->scales[number] = scale;
+    if (kernel_quantise_outside(t, &b))
+        return 0;
+    bool held = t->step == KERNEL_QUANTISE_BLOCKS && n_units <= kernel_quantise_pass_units(n_bytes);
+    for (uint32_t base = 0; base < n_units; base += kernel_quantise_pass_units(n_bytes)) {
+        if (!held)
+            (void)kernel_quantise_read(t, &b, base + threadIdx.x, &pass, n_bytes);
+        sum += kernel_quantise_write(t, &b, base + threadIdx.x, &pass, kernel_float_of(scale),
+                                     n_bytes);
+    }
+    return sum;
+}
+
+/* A block of threads adds once per task that it has worked on. Two blocks per multiprocessor: one
+ * reads while the other one writes. */
+extern "C" __global__ void __launch_bounds__(KERNEL_THREADS, 2)
+    reshard_quantise(const __grid_constant__ struct kernel_quantise_batch b)
+{
+    uint32_t i = 0;
+    uint64_t sum = 0;
+    for (uint32_t block = blockIdx.x; block < b.n_blocks; block += gridDim.x) {
+        uint32_t at = kernel_quantise_task_of_block(b.tasks, i, block);
+        if (at != i && b.tasks[i].sum != NULL)
+            add_block(b.tasks[i].sum, sum);
+        sum = at == i ? sum : 0;
+        i = at;
+        const struct kernel_quantise_task *t = &b.tasks[i];
+        uint32_t number = block - t->first_block;
+        sum += t->from_dtype == KERNEL_BFLOAT16 ? quantise_block(t, number, 2)
+                                                : quantise_block(t, number, 4);
+    }
+    if (b.tasks[i].sum != NULL)
+        add_block(b.tasks[i].sum, sum);
 }
 
 static uint32_t grid_of(uint32_t n, uint32_t max_blocks)
@@ -155,11 +186,11 @@ extern "C" int kernel_launch_batch(cudaStream_t stream, const struct kernel_batc
     return (int)cudaGetLastError();
 }
 
-extern "C" int kernel_launch_scale(cudaStream_t stream, const struct kernel_scale_task *t,
-                                   uint32_t max_blocks)
+extern "C" int kernel_launch_quantise(cudaStream_t stream, const struct kernel_quantise_batch *b,
+                                      uint32_t max_blocks)
 {
-    if (t->n_blocks == 0)
+    if (b->n_blocks == 0)
         return 0;
-    reshard_scale<<<grid_of(t->n_blocks, max_blocks), KERNEL_THREADS, 0, stream>>>(*t);
+    reshard_quantise<<<grid_of(b->n_blocks, max_blocks), KERNEL_THREADS, 0, stream>>>(*b);
     return (int)cudaGetLastError();
 }

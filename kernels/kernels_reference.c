@@ -8,7 +8,7 @@
 #include "kernels/fingerprint.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels_dtype.h"
-#include "kernels/kernels_task.h"
+#include "kernels/kernels_quantise.h"
 
 #include "base/banned.h"
 
@@ -162,24 +162,28 @@ static float quotient(double a, double b)
     return (float)(a / b);
 }
 
-static double magnitude_of(const uint8_t *p)
+static double source_at(const struct kernel_quantise *q, uint64_t row, uint64_t column)
 {
-    double value = fabs(value_of(load(p, 2), KERNEL_BFLOAT16));
-    return isfinite(value) ? value : 0;
+    uint32_t n_bytes = kernel_dtype_bytes(q->from_dtype);
+    const uint8_t *p =
+        (const uint8_t *)q->from + (ptrdiff_t)row * q->from_stride + column * n_bytes;
+    return value_of(load(p, n_bytes), q->from_dtype);
 }
 
-void kernel_amax_reference(const struct kernel_amax *a)
+/* Rows and columns of what is read. */
+struct rectangle {
+    uint64_t row, row_end, column, column_end;
+};
+
+static float greatest(const struct kernel_quantise *q, const struct rectangle *r)
 {
-    struct walk w = {.size = a->size, .n_dims = a->n_dims};
-    float amax;
-    memcpy(&amax, a->amax_bits, sizeof amax);
-    if (box_is_empty(a->size, a->n_dims))
-        return;
-    do {
-        double here = magnitude_of(element(&a->from, &w));
-        amax = here > (double)amax ? (float)here : amax;
-    } while (walk_next(&w));
-    memcpy(a->amax_bits, &amax, sizeof amax);
+    double amax = 0;
+    for (uint64_t i = r->row; i < r->row_end; i++)
+        for (uint64_t k = r->column; k < r->column_end; k++) {
+            double here = fabs(source_at(q, i, k));
+            amax = isfinite(here) && here > amax ? here : amax;
+        }
+    return (float)amax;
 }
 
 static float scale_of(float amax)
@@ -189,59 +193,73 @@ static float scale_of(float amax)
     return amax == 0 ? 1 : scale < least ? least : scale;
 }
 
-/* One block: its rows and columns of one matrix. `w` is at its first element. */
-static void block_reference(const struct kernel_scaled_cast *c, const struct walk *first)
+static uint64_t scaled(double value, float scale)
 {
-    unsigned row = c->n_dims - 2U, column = c->n_dims - 1U;
-    struct walk w = *first, scale_at = *first;
-    uint64_t rows = first->at[row] + 128, columns = first->at[column] + 128;
-    float amax = 0, scale;
-    rows = rows < c->size[row] ? rows : c->size[row];
-    columns = columns < c->size[column] ? columns : c->size[column];
-    for (w.at[row] = first->at[row]; w.at[row] < rows; w.at[row]++)
-        for (w.at[column] = first->at[column]; w.at[column] < columns; w.at[column]++) {
-            float here = (float)magnitude_of(element(&c->from, &w));
-            amax = here > amax ? here : amax;
-        }
-    scale_at.at[row] /= 128;
-    scale_at.at[column] /= 128;
-    scale = scale_of(amax);
-    if (c->rule == KERNEL_SCALE_TENSOR)
-        memcpy(&scale, c->scale.base, sizeof scale);
-    else
-        memcpy(element(&c->scale, &scale_at), &scale, sizeof scale);
-    uint64_t offset[KERNEL_MAX_DIMS], bits = 0;
-    memcpy(offset, c->offset, sizeof offset);
-    offset[row] /= 128;
-    offset[column] /= 128;
-    memcpy(&bits, &scale, sizeof scale);
-    if (c->rule == KERNEL_SCALE_BLOCK && c->scale_fingerprint != NULL)
-        *c->scale_fingerprint += contribution(bits, 4, offset, &scale_at);
-    for (w.at[row] = first->at[row]; w.at[row] < rows; w.at[row]++)
-        for (w.at[column] = first->at[column]; w.at[column] < columns; w.at[column]++) {
-            float q =
-                quotient(value_of(load(element(&c->from, &w), 2), KERNEL_BFLOAT16), (double)scale);
-            uint32_t raw;
-            memcpy(&raw, &q, sizeof raw);
-            double value = value_of(raw, KERNEL_FLOAT32);
-            uint64_t sign = signbit(value) ? 0x80 : 0;
-            uint64_t r = isnan(value)           ? 0x7F
-                         : fabs(value) >= 448.0 ? sign | 0x7E
-                                                : sign | round_bits(fabs(value), 3, -6);
-            store(element(&c->to, &w), 1, r);
-            if (c->fingerprint != NULL)
-                *c->fingerprint += contribution(r, 1, c->offset, &w);
+    double v = (double)quotient(value, (double)scale);
+    uint64_t sign = signbit(v) ? 0x80 : 0;
+    if (isnan(v))
+        return 0x7F;
+    return sign | (fabs(v) >= 448.0 ? 0x7E : round_bits(fabs(v), 3, -6));
+}
+
+/* What of the rectangle lies in the window. */
+static void write_scaled(const struct kernel_quantise *q, const struct rectangle *r, float scale)
+{
+    struct walk w = {.n_dims = 2};
+    for (w.at[0] = r->row; w.at[0] < r->row_end; w.at[0]++)
+        for (w.at[1] = r->column; w.at[1] < r->column_end; w.at[1]++) {
+            uint64_t row = w.at[0] - q->window_row, column = w.at[1] - q->window_column;
+            if (w.at[0] < q->window_row || row >= q->window_rows || w.at[1] < q->window_column ||
+                column >= q->window_columns)
+                continue;
+            uint64_t bits = scaled(source_at(q, w.at[0], w.at[1]), scale);
+            for (uint32_t t = 0; t < q->n_targets; t++)
+                store(q->to[t].base + (ptrdiff_t)row * q->to[t].stride + column, 1, bits);
+            if (q->fingerprint != NULL)
+                *q->fingerprint += contribution(bits, 1, q->offset, &w);
         }
 }
 
-void kernel_scaled_cast_reference(const struct kernel_scaled_cast *c)
+static uint64_t end_of(uint64_t begin, uint64_t n, uint64_t most)
 {
-    struct walk w = {.size = c->size, .n_dims = c->n_dims};
-    unsigned row = c->n_dims - 2U, column = c->n_dims - 1U;
-    if (box_is_empty(c->size, c->n_dims))
+    return begin + n < most ? begin + n : most;
+}
+
+static void blocks_reference(const struct kernel_quantise *q)
+{
+    uint64_t number = 0;
+    for (uint64_t row = 0; row < q->rows; row += q->block_rows)
+        for (uint64_t column = 0; column < q->columns; column += q->block_columns) {
+            struct rectangle r = {row, end_of(row, q->block_rows, q->rows), column,
+                                  end_of(column, q->block_columns, q->columns)};
+            float scale = scale_of(greatest(q, &r));
+            if (q->scales != NULL)
+                memcpy(&q->scales[number], &scale, sizeof scale);
+            number++;
+            write_scaled(q, &r, scale);
+        }
+}
+
+void kernel_quantise_reference(const struct kernel_quantise *q)
+{
+    struct rectangle all = {0, q->rows, 0, q->columns};
+    float amax = 0, here;
+    if (q->step == KERNEL_QUANTISE_BLOCKS) {
+        blocks_reference(q);
         return;
-    do {
-        if (w.at[row] % 128 == 0 && w.at[column] % 128 == 0)
-            block_reference(c, &w);
-    } while (walk_next(&w));
+    }
+    if (q->step != KERNEL_QUANTISE_CLEAR)
+        memcpy(&amax, q->amax_bits, sizeof amax);
+    if (q->step == KERNEL_QUANTISE_AMAX) {
+        here = greatest(q, &all);
+        amax = here > amax ? here : amax;
+    }
+    if (q->step != KERNEL_QUANTISE_BY_AMAX) {
+        memcpy(q->amax_bits, &amax, sizeof amax);
+        return;
+    }
+    float scale = scale_of(amax);
+    if (q->scales != NULL)
+        memcpy(q->scales, &scale, sizeof scale);
+    write_scaled(q, &all, scale);
 }

@@ -139,13 +139,7 @@ int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint 
 
 int device_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n)
 {
-    rs_assert(device_quantises(s->device));
     return s->device->ops->quantise(s, q, n);
-}
-
-bool device_quantises(const struct device *d)
-{
-    return d->ops->quantise != NULL;
 }
 
 int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg)

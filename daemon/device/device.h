@@ -109,9 +109,9 @@ struct device *device_stream_device(struct device_stream *s);
  * the stream already), or the sticky error; nothing is enqueued then. */
 int device_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
 int device_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
-/* Casts with scales, one after another, as one item; not where device_quantises is false. */
+/* Casts with scales as one item. In order as far as *amax_bits goes; else none may read what another
+ * one writes. */
 int device_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n);
-bool device_quantises(const struct device *d);
 /* Calls fn(arg) on the stream's thread when all before it is done. It may block only for a
  * transport (transport.h), never for anything the same stream must do. */
 int device_call(struct device_stream *s, void (*fn)(void *arg), void *arg);
@@ -150,7 +150,6 @@ struct device_ops {
     void (*stream_free)(struct device_stream *s);
     int (*copy)(struct device_stream *s, const struct kernel_copy *copies, uint32_t n);
     int (*fingerprint)(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n);
-    /* NULL: it has no such casts */
     int (*quantise)(struct device_stream *s, const struct kernel_quantise *q, uint32_t n);
     int (*call)(struct device_stream *s, void (*fn)(void *arg), void *arg);
     int (*poison)(struct device_stream *s, void *p, size_t bytes);

@@ -96,6 +96,7 @@ static const struct device_ops cuda_ops = {
     .stream_free = cuda_stream_free,
     .copy = cuda_copy,
     .fingerprint = cuda_fingerprint,
+    .quantise = cuda_quantise,
     .call = cuda_call,
     .poison = cuda_poison,
     .event_new = cuda_event_new,

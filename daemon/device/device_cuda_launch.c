@@ -37,9 +37,7 @@ static struct sum_block *free_block_locked(struct cuda_stream *s)
     return NULL;
 }
 
-/* Waits for a launch to end where all blocks are in flight. NULL: the device failed, and they may
- * never come back. */
-static struct sum_block *take_block(struct cuda_stream *s)
+struct sum_block *cuda_sums_take(struct cuda_stream *s)
 {
     struct device_cuda *c = cuda_of(s->base.device);
     struct sum_block *b;
@@ -73,10 +71,30 @@ static void give_block(struct sum_block *b)
     pthread_mutex_unlock(&b->stream->sums_mutex);
 }
 
+bool cuda_sums_clear(struct cuda_stream *s, const struct sum_block *b)
+{
+    struct device_cuda *c = cuda_of(s->base.device);
+    return !cuda_failed(c) &&
+           cuda_good(c, cudaMemsetAsync(b->on_device, 0, b->n * sizeof(uint64_t), s->cuda),
+                     "clearing fingerprints");
+}
+
+void cuda_sums_fetch(struct cuda_stream *s, struct sum_block *b, bool launched)
+{
+    struct device_cuda *c = cuda_of(s->base.device);
+    if (launched &&
+        cuda_good(c,
+                  cudaMemcpyAsync(b->on_host, b->on_device, b->n * sizeof(uint64_t),
+                                  cudaMemcpyDeviceToHost, s->cuda),
+                  "fetching fingerprints") &&
+        cuda_good(c, cudaLaunchHostFunc(s->cuda, sums_land, b), "adding fingerprints up"))
+        return; /* sums_land gives it back */
+    give_block(b);
+}
+
 /* --- copies and fingerprints -------------------------------------------------------------------- */
 
-/* Work after a failure, and what would write behind the fence, is skipped. */
-static bool skips(const struct cuda_stream *s)
+bool cuda_skips(const struct cuda_stream *s)
 {
     const struct device_cuda *c = cuda_of(s->base.device);
     return cuda_failed(c) || !fence_holds(c->options.fence);
@@ -85,7 +103,7 @@ static bool skips(const struct cuda_stream *s)
 static void flush_copies(struct cuda_stream *s)
 {
     struct device_cuda *c = cuda_of(s->base.device);
-    if (s->copies.n_tasks > 0 && !skips(s))
+    if (s->copies.n_tasks > 0 && !cuda_skips(s))
         (void)cuda_good(c, (cudaError_t)kernel_launch_batch(s->cuda, &s->copies, c->max_blocks),
                         "launching copies");
     s->copies.n_tasks = 0;
@@ -96,21 +114,13 @@ static void flush_sums(struct cuda_stream *s)
 {
     struct device_cuda *c = cuda_of(s->base.device);
     struct sum_block *b = s->block;
-    size_t bytes = b == NULL ? 0 : b->n * sizeof(uint64_t);
     if (b == NULL)
         return;
-    bool skipped = s->sums_write ? skips(s) : cuda_failed(c);
-    if (!skipped &&
-        cuda_good(c, cudaMemsetAsync(b->on_device, 0, bytes, s->cuda), "clearing fingerprints") &&
-        cuda_good(c, (cudaError_t)kernel_launch_batch(s->cuda, &s->sums, c->max_blocks),
-                  "launching fingerprints") &&
-        cuda_good(c,
-                  cudaMemcpyAsync(b->on_host, b->on_device, bytes, cudaMemcpyDeviceToHost, s->cuda),
-                  "fetching fingerprints") &&
-        cuda_good(c, cudaLaunchHostFunc(s->cuda, sums_land, b), "adding fingerprints up"))
-        b = NULL; /* sums_land gives it back */
-    if (b != NULL)
-        give_block(b);
+    bool skipped = s->sums_write ? cuda_skips(s) : cuda_failed(c);
+    bool launched = !skipped && cuda_sums_clear(s, b) &&
+                    cuda_good(c, (cudaError_t)kernel_launch_batch(s->cuda, &s->sums, c->max_blocks),
+                              "launching fingerprints");
+    cuda_sums_fetch(s, b, launched);
     s->block = NULL;
     s->sums_write = false;
     s->sums.n_tasks = 0;
@@ -124,7 +134,7 @@ static int emit_sum(struct cuda_stream *s, const struct kernel_task *task)
     if (s->sums.n_tasks == KERNEL_BATCH_TASKS)
         flush_sums(s);
     if (s->block == NULL)
-        s->block = take_block(s);
+        s->block = cuda_sums_take(s);
     struct sum_block *b = s->block;
     if (b == NULL)
         return RS_EDEVICE;
@@ -212,7 +222,7 @@ static void run_copies(struct device_stream *base, struct item *item)
     struct cuda_stream *s = cuda_stream_of(base);
     struct kernel_copy k;
     const char *at = (const char *)item->payload;
-    for (uint32_t i = 0; i < item->n && !skips(s); i++) {
+    for (uint32_t i = 0; i < item->n && !cuda_skips(s); i++) {
         at = unpack_copy(at, &k);
         issue_copy(s, &k);
     }
@@ -237,7 +247,7 @@ static void run_poison(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
     struct device_cuda *c = cuda_of(s->base.device);
-    if (!skips(s))
+    if (!cuda_skips(s))
         (void)cuda_good(c, cudaMemsetAsync(item->arg, DEVICE_POISON, item->number, s->cuda),
                         "filling memory with poison");
 }

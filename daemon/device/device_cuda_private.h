@@ -2,7 +2,7 @@
  *
  * device_cuda.c opens, closes and names devices; device_cuda_memory.c has memory, its own and
  * workers'; device_cuda_stream.c streams and events; device_cuda_launch.c what streams hand to the
- * GPU.
+ * GPU, device_cuda_quantise.c casts with scales.
  *
  * Threads: each stream's own hands items to CUDA; CUDA's own thread runs sums_land. Locks: a
  * stream's guard its queue and its sum blocks, an event's its counters, the device's the sticky
@@ -127,5 +127,18 @@ int cuda_poison(struct device_stream *s, void *p, size_t bytes);
  * with nothing in flight. */
 cudaError_t cuda_sums_open(struct cuda_stream *s);
 void cuda_sums_close(struct cuda_stream *s);
+/* For one launch with fingerprints: a block is taken, its targets and n are set, and between clear
+ * and fetch the launch adds to on_device. Waits for a launch to end where all blocks are in flight.
+ * NULL: the device failed, and they may never come back. */
+struct sum_block *cuda_sums_take(struct cuda_stream *s);
+bool cuda_sums_clear(struct cuda_stream *s, const struct sum_block *b);
+/* Gives the block back, sooner or later. */
+void cuda_sums_fetch(struct cuda_stream *s, struct sum_block *b, bool launched);
+/* Work after a failure, and what would write behind the fence, is skipped. */
+bool cuda_skips(const struct cuda_stream *s);
+
+/* --- device_cuda_quantise.c ------------------------------------------------------------------- */
+
+int cuda_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n);
 
 #endif

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "device/items.h"
 #include "device/packed.h"
+#include "kernels/kernels_dtype.h"
 
 #include "base/banned.h"
 
@@ -263,14 +264,35 @@ static void run_fingerprints(struct device_stream *s, struct item *item)
     }
 }
 
+/* As cast_wrong. */
+static void quantise_wrong(const struct kernel_quantise *q)
+{
+    struct kernel_quantise silent = *q;
+    silent.fingerprint = NULL;
+    kernel_quantise_host(&silent);
+    for (uint32_t i = 0; i < q->n_targets; i++)
+        q->to[i].base[0] ^= 1;
+    struct kernel_fingerprint f = {
+        .size = {q->window_rows, q->window_columns},
+        .offset = {q->offset[0] + q->window_row, q->offset[1] + q->window_column},
+        .from = {q->to[0].base, {q->to[0].stride, 1}},
+        .fingerprint = q->fingerprint,
+        .n_dims = 2,
+        .dtype = KERNEL_FLOAT8_E4M3FN};
+    if (q->fingerprint != NULL)
+        kernel_fingerprint_host(&f);
+}
+
 static void run_quantise(struct device_stream *s, struct item *item)
 {
     struct kernel_quantise q;
     for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
         memcpy(&q, (const char *)item->payload + i * sizeof q, sizeof q);
-        kernel_quantise_host(&q);
-        if (q.to != NULL && q.rows * q.columns > 0 && damage_due(DAMAGE_WRONG_CAST))
-            q.to[0] ^= 1;
+        if (q.n_targets > 0 && q.window_rows * q.window_columns > 0 &&
+            damage_due(DAMAGE_WRONG_CAST))
+            quantise_wrong(&q);
+        else
+            kernel_quantise_host(&q);
     }
 }
 

@@ -105,7 +105,9 @@ static int open_place(struct attempt *a, uint32_t number, const struct wire_plac
     place->worker = worker;
     place->source = pp->side == PROGRAM_SOURCE;
     int r = prints_check_holds(&a->program, place, number, e);
-    return r == 0 && place->source ? scaled_open(place, e) : r;
+    if (r == 0 && place->source)
+        scaled_open(place);
+    return r;
 }
 
 static int open_places(struct attempt *a, const struct wire_packet *packet,
@@ -526,8 +528,6 @@ void attempt_close(struct attempt *a)
         lane_close(&a->lanes[d]);
     for (uint32_t i = 0; i < a->n_pumps && a->checkers != NULL; i++)
         mem_free(a->checkers[i].queue);
-    for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
-        scaled_close(&a->places[i]);
     for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
         if (a->places[i].worker != NULL)
             worker_release(a->plane, (struct worker *)(uintptr_t)a->places[i].worker);

@@ -51,7 +51,6 @@ static void errand_free(struct errand *x)
     mem_free(x->known);
     mem_free(x->index);
     mem_free(x->cell_prints);
-    scaled_close(&x->live);
     queue_remove(&x->link);
     mem_free(x);
     if (w != NULL)
@@ -275,7 +274,9 @@ static int open_program(struct errand *x, const struct wire_packet *packet, uint
     x->hold = x->first_hold;
     x->pass = PASS_CELLS;
     r = prints_check_holds(&x->program, &x->live, place, e);
-    return r == 0 ? scaled_open(&x->live, e) : r;
+    if (r == 0)
+        scaled_open(&x->live);
+    return r;
 }
 
 static int open_publish(struct errand *x, const struct wire_packet *packet, struct err *e)

@@ -19,8 +19,6 @@ static int open_streams(struct plane_device *d, uint32_t n_ways, struct err *e)
         r = device_stream_new(d->device, "unpack", &d->unpack, e);
     for (uint32_t w = 0; w < n_ways && r == 0; w++) {
         d->ways[w].device = d->device;
-        d->ways[w].copy_work.number = 1 + 2 * w;
-        d->ways[w].check_work.number = 2 + 2 * w;
         r = device_stream_new(d->device, "copy", &d->ways[w].copy, e);
         if (r == 0)
             r = device_stream_new(d->device, "check", &d->ways[w].check, e);

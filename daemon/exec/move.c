@@ -177,6 +177,7 @@ void batch_init(struct batch *b, struct device_stream *stream, struct plane_work
     b->stream = stream;
     b->work = work;
     b->n_copies = 0;
+    b->n_casts = 0;
     b->n_prints = 0;
 }
 
@@ -185,11 +186,20 @@ int batch_flush(struct batch *b)
     int r = 0;
     if (b->n_copies > 0)
         r = device_copy(b->stream, b->copies, b->n_copies);
+    if (r == 0 && b->n_casts > 0)
+        r = device_quantise(b->stream, b->casts, b->n_casts);
     if (r == 0 && b->n_prints > 0)
         r = device_fingerprint(b->stream, b->prints, b->n_prints);
     b->n_copies = 0;
+    b->n_casts = 0;
     b->n_prints = 0;
     return r;
+}
+
+int batch_cast(struct batch *b, const struct kernel_quantise *q)
+{
+    b->casts[b->n_casts++] = *q;
+    return b->n_casts == sizeof(b->casts) / sizeof(b->casts[0]) ? batch_flush(b) : 0;
 }
 
 static int push_print(struct batch *b, const struct box *part, const struct kernel_view *view,

@@ -14,10 +14,10 @@ struct place {
     const uint32_t *index;       /* program tensor → tensor of the worker's layout; NULL: same */
     const struct program *program; /* scratch: shapes and offsets */
     uint8_t *scratch;
-    struct place_amax *amax; /* scaled.h; NULL: not needed */
-    bool source;             /* of a program: cells may have to be made from what lies here */
-    uint32_t memory;         /* enum wire_memory */
-    uint32_t device;         /* local */
+    uint64_t made;   /* scaled_open: which place that makes cells, ever; 0: it makes none */
+    bool source;     /* of a program: cells may have to be made from what lies here */
+    uint32_t memory; /* enum wire_memory */
+    uint32_t device; /* local */
 };
 
 /* One end of a copy: a place, or a box laid out row-major at `compact`: `box`, or where that is NULL
@@ -32,8 +32,9 @@ struct move_end {
 struct batch {
     struct device_stream *stream;
     struct plane_work *work; /* the stream's */
-    uint32_t n_copies, n_prints;
+    uint32_t n_copies, n_casts, n_prints;
     struct kernel_copy copies[8];
+    struct kernel_quantise casts[8];
     struct kernel_fingerprint prints[8];
 };
 
@@ -67,6 +68,8 @@ int batch_print(struct batch *b, const struct place *place, uint32_t tensor, con
 int batch_gather(struct batch *b, const struct move *m);
 /* The fingerprint of m's box, which lies at m->from.compact. */
 int batch_print_compact(struct batch *b, const struct move *m);
+/* As device_quantise; moves of the same batch are neither waited for nor wait for it. */
+int batch_cast(struct batch *b, const struct kernel_quantise *q);
 int batch_flush(struct batch *b);
 
 /* 0 where all of `box` is bound; for targets also writable. */

@@ -35,19 +35,26 @@
 
 struct attempt;
 
-/* What a stream makes scaled cells in (scaled.c), from the first that it makes on. In the stream's
- * order: nobody else reads it. */
-struct plane_work {
-    uint8_t *memory; /* PLANE_WORK_BYTES of the device; NULL: none yet */
-    uint32_t number; /* of the stream, unique on its device, below 32 */
-};
-
 enum {
     PLANE_MAX_DEVICES = 64,
     PLANE_MAX_SLOTS = 1024,
     PLANE_MAX_WAYS = 8,
     BOUNCE_BYTES = 1 << 20,
-    PLANE_WORK_BYTES = (5 << 18) + (4 << 14)
+    PLANE_WORK_AMAX = 64,
+    PLANE_WORK_BYTES = (5 << 18) + (4 << 14) + 4 * PLANE_WORK_AMAX
+};
+
+/* The greatest magnitude of which tensor of which place (place.made; 0: none) is kept. */
+struct plane_amax {
+    uint64_t made;
+    uint32_t tensor;
+};
+
+/* What a stream makes scaled cells in (scaled.c), from the first that it makes on. In the stream's
+ * order: nobody else reads it. */
+struct plane_work {
+    uint8_t *memory; /* PLANE_WORK_BYTES of the device; NULL: none yet */
+    struct plane_amax amax[PLANE_WORK_AMAX];
 };
 
 /* Local copies and fingerprints of a device go several ways at once where there are more cores than
@@ -135,6 +142,7 @@ struct plane {
     struct fence fence;       /* the lease, as the devices' threads see it */
     struct watchdog watchdog; /* with GPUs */
     struct wire_stats past;   /* counters of transports that are closed */
+    uint64_t n_made;          /* places that make cells, so far */
     bool stop;
     bool broken; /* a stream could not be replaced: the process must go */
 };

@@ -1,8 +1,9 @@
 /* Cells that a source's reader makes: values quantised by block, and the blocks' scales.
  *
- * A part of such a cell is made in tiles of whole blocks: the tile's source elements are brought
- * together (or read where they lie, in dense rows), quantised by a device item into the stream's
- * work memory, and moved on from there as any other box. So a part depends on nothing but the
+ * A part of such a cell is made of whole blocks. Where their source elements and what they become
+ * lie in dense rows (they mostly do) a device item reads the ones and writes the others, with the
+ * fingerprint. Else they are brought together, cast into the stream's work memory, and moved on from
+ * there as any other box, tile by tile; scales are always. So a part depends on nothing but the
  * source's content, wherever it is cut. A scale of a tensor too great for one tile is found first,
  * once per stream that needs it. Loop thread. */
 #ifndef RS_EXEC_SCALED_H
@@ -10,17 +11,8 @@
 
 #include "exec/move.h"
 
-/* The greatest magnitude of one whole tensor at a place, and the streams (of the place's device, by
- * bit) on which finding it is enqueued. */
-struct place_amax {
-    uint32_t bits;
-    uint32_t streams;
-};
-
-/* A source place of a program with such cells: what it needs beside its bindings. RS_EUNIMPL: its
- * device makes none. scaled_close undoes it, and is fine without. */
-int scaled_open(struct place *place, struct err *e);
-void scaled_close(struct place *place);
+/* A source place, before anything is read from it. */
+void scaled_open(struct place *place);
 
 /* batch_move from a place that makes the tensor (place_makes). Without a target its fingerprint is
  * taken. */

@@ -130,27 +130,46 @@ static void copy_row(struct bench *b, const char *name, struct kernel_copy c, bo
     row(b, name, (struct work){run_kernel, &c, n * (kernel_dtype_bytes(c.from_dtype) + written)});
 }
 
-static int run_scale(struct bench *b, const void *arg)
+static int run_quantise(struct bench *b, const void *arg)
 {
-    return kernel_launch_scale(b->stream, arg, b->max_blocks);
+    return kernel_launch_quantise(b->stream, arg, b->max_blocks);
 }
 
-static void scale_row(struct bench *b)
+/* As the data plane casts an expert's weights: 128 × 128 blocks, their scales, the fingerprint; or
+ * one scale for all, found before. */
+static void quantise_row(struct bench *b, const char *name, uint8_t from, uint8_t step)
 {
-    uint64_t columns = 7168, rows = b->bytes / (2 * columns) / 128 * 128;
-    struct kernel_scale_task t;
-    struct kernel_scaled_cast c = {
-        .size = {rows, columns},
-        .from = {b->from, {(int64_t)(2 * columns), 2}},
-        .to = {b->to, {(int64_t)columns, 1}},
-        .scale = {b->to + b->bytes / 2, {(int64_t)(4 * columns / 128), 4}},
-        .fingerprint = b->sum,
-        .n_dims = 2,
-        .rule = KERNEL_SCALE_BLOCK};
-    if (rows == 0 || kernel_scale_task_of_cast(&c, &t) != 0)
-        return;
-    row(b, "bfloat16 to float8, 128x128 scales, summed",
-        (struct work){run_scale, &t, rows * columns * 3});
+    static struct kernel_quantise_batch batch;
+    enum { COLUMNS = 7168, ROWS = 2048, MATRICES = KERNEL_QUANTISE_BATCH_TASKS };
+    uint64_t in = kernel_dtype_bytes(from), one = b->bytes / (COLUMNS * in) / MATRICES;
+    uint64_t rows = one < ROWS ? one / 128 * 128 : ROWS;
+    bool blocks = step == KERNEL_QUANTISE_BLOCKS;
+    batch.n_tasks = batch.n_blocks = 0;
+    for (uint64_t i = 0; i < MATRICES && rows > 0; i++) {
+        uint8_t *scales = (uint8_t *)b->to + b->bytes / 2 + i * 4096 * 4;
+        struct kernel_quantise q = {.from = b->from + i * rows * COLUMNS * in,
+                                    .from_stride = (int64_t)(COLUMNS * in),
+                                    .rows = rows,
+                                    .columns = COLUMNS,
+                                    .block_rows = 128,
+                                    .block_columns = 128,
+                                    .scales = blocks ? (uint32_t *)(void *)scales : NULL,
+                                    .amax_bits = blocks ? NULL : (uint32_t *)(void *)b->sum,
+                                    .window_rows = rows,
+                                    .window_columns = COLUMNS,
+                                    .to = {{(uint8_t *)b->to + i * rows * COLUMNS, COLUMNS}},
+                                    .fingerprint = step == KERNEL_QUANTISE_AMAX ? NULL : b->sum,
+                                    .n_targets = step == KERNEL_QUANTISE_AMAX ? 0 : 1,
+                                    .from_dtype = from,
+                                    .step = step};
+        struct kernel_quantise_task t = kernel_quantise_task_of(&q, b->sum);
+        kernel_quantise_batch_add(&batch, &t);
+    }
+    if (rows > 0)
+        row(b, name,
+            (struct work){run_quantise, &batch,
+                          MATRICES * rows * COLUMNS *
+                              (step == KERNEL_QUANTISE_AMAX ? in : in + 1)});
 }
 
 static void all_rows(struct bench *b)
@@ -186,7 +205,10 @@ static void all_rows(struct bench *b)
              true);
     copy_row(b, "bfloat16 to float8", boxes(b, 4096, 4096, BF16, KERNEL_FLOAT8_E4M3FN, false),
              false);
-    scale_row(b);
+    quantise_row(b, "bfloat16 to float8, 128x128 scales, summed", BF16, KERNEL_QUANTISE_BLOCKS);
+    quantise_row(b, "float32 to float8, 128x128 scales, summed", F32, KERNEL_QUANTISE_BLOCKS);
+    quantise_row(b, "bfloat16, greatest magnitude", BF16, KERNEL_QUANTISE_AMAX);
+    quantise_row(b, "bfloat16 to float8, one scale, summed", BF16, KERNEL_QUANTISE_BY_AMAX);
 }
 
 static void write_json(const struct bench *b, const char *path, const char *card)

@@ -15,6 +15,7 @@
 #include "device/device_cuda.h"
 #include "kernels/kernels_cuda.h"
 #include "test/lib/kernel_cases.h"
+#include "test/lib/quantise_cases.h"
 
 static struct device *open_gpu(void)
 {
@@ -181,54 +182,103 @@ START_TEST(packing_and_unpacking_on_the_gpu_keeps_every_byte)
 }
 END_TEST
 
-struct scale_launch {
-    struct kernel_scale_task task;
-    int code;
-};
-
-static void launch_scale(void *arg, struct CUstream_st *stream)
+static struct quantise_out quantise_out_mapped(struct device *d)
 {
-    struct scale_launch *l = arg;
-    l->code = kernel_launch_scale(stream, &l->task, 3);
+    uint8_t *small = segment(d, 4096);
+    return (struct quantise_out){.to = segment(d, QUANTISE_TO),
+                                 .scales = (uint32_t *)(void *)segment(d, QUANTISE_SCALES * 4),
+                                 .amax = (uint32_t *)(void *)small,
+                                 .sum = (uint64_t *)(void *)(small + 64)};
+}
+
+static struct quantise_out quantise_out_plain(void)
+{
+    return (struct quantise_out){malloc(QUANTISE_TO), malloc(QUANTISE_SCALES * 4), malloc(4),
+                                 malloc(8)};
 }
 
 START_TEST(launched_casts_with_scales_are_the_scalar_twins)
 {
-    enum { ROWS = 300, COLUMNS = 328, SCALES = 9 };
+    enum { CASES = 120 };
+    uint64_t seed = 23;
     struct device *d = open_gpu();
     struct device_stream *s = stream_of(d);
-    uint16_t *from = (uint16_t *)(void *)segment(d, ROWS * COLUMNS * 2);
-    uint8_t *to = segment(d, ROWS * COLUMNS), *expected = malloc(ROWS * COLUMNS);
-    float *scales = (float *)(void *)segment(d, 4096), expected_scales[SCALES];
-    uint64_t *sums = (uint64_t *)(void *)segment(d, 4096), expected_sums[2] = {0, 0};
-    uint64_t seed = 23;
-    for (unsigned i = 0; i < ROWS * COLUMNS; i++)
-        from[i] = (uint16_t)((random_next(&seed) & 0x807F) | ((100 + below(&seed, 40)) << 7));
-    struct kernel_scaled_cast c = {.size = {ROWS, COLUMNS},
-                                   .offset = {256, 128},
-                                   .from = {from, {COLUMNS * 2, 2}},
-                                   .to = {to, {COLUMNS, 1}},
-                                   .scale = {scales, {12, 4}},
-                                   .fingerprint = &sums[0],
-                                   .scale_fingerprint = &sums[1],
-                                   .n_dims = 2,
-                                   .rule = KERNEL_SCALE_BLOCK};
-    struct scale_launch l = {0};
-    ck_assert_int_eq(kernel_scale_task_of_cast(&c, &l.task), 0);
-    ck_assert_int_eq(device_cuda_issue(s, launch_scale, &l, NULL), 0);
-    drain(s);
-    ck_assert_int_eq(l.code, 0);
-    c.to.base = expected;
-    c.scale.base = expected_scales;
-    c.fingerprint = &expected_sums[0];
-    c.scale_fingerprint = &expected_sums[1];
-    kernel_scaled_cast_reference(&c);
-    ck_assert_mem_eq(to, expected, ROWS * COLUMNS);
-    ck_assert_mem_eq(scales, expected_scales, sizeof expected_scales);
-    ck_assert_mem_eq(sums, expected_sums, sizeof expected_sums);
-    free(expected);
+    uint8_t *from = segment(d, QUANTISE_FROM);
+    struct quantise_out out = quantise_out_mapped(d), expected = quantise_out_plain();
+    for (unsigned i = 0; i < CASES; i++) {
+        struct kernel_quantise q = random_quantise(&seed, from, &out);
+        struct kernel_quantise reference = quantise_into(&q, &out, &expected);
+        uint32_t amax = random_amax(&seed);
+        quantise_out_reset(&out, amax);
+        quantise_out_reset(&expected, amax);
+        ck_assert_int_eq(device_quantise(s, &q, 1), 0);
+        drain(s);
+        kernel_quantise_reference(&reference);
+        ck_assert_msg(quantise_out_equal(&out, &expected),
+                      "case %u: step %u, dtype %u: %llu x %llu in blocks of %llu x %llu", i, q.step,
+                      q.from_dtype, (unsigned long long)q.rows, (unsigned long long)q.columns,
+                      (unsigned long long)q.block_rows, (unsigned long long)q.block_columns);
+    }
     device_stream_free(s);
     device_close(d);
+    free(expected.to);
+    free(expected.scales);
+    free(expected.amax);
+    free(expected.sum);
+}
+END_TEST
+
+/* Cleared, found in parts and used, twice, as one item: what uses a maximum comes after what finds it
+ * and before what clears it. More casts than a launch takes, each with its fingerprint. */
+START_TEST(casts_of_one_item_find_and_use_their_maxima_in_order)
+{
+    enum { ROWS = 40, COLUMNS = 48, PARTS = 20, N = 2 * (2 + PARTS) };
+    uint64_t seed = 24, sums[2][N] = {{0}, {0}};
+    struct device *d = open_gpu();
+    struct device_stream *s = stream_of(d);
+    uint8_t *from = segment(d, QUANTISE_FROM);
+    struct quantise_out out = quantise_out_mapped(d), expected = quantise_out_plain();
+    struct kernel_quantise q[N];
+    odd_values(&seed, from, QUANTISE_FROM, KERNEL_BFLOAT16);
+    memset(from, 0, 2 * ROWS * COLUMNS / 4); /* the first half's maximum is not the second's */
+    quantise_out_reset(&out, 0x7F000000);
+    quantise_out_reset(&expected, 0x7F000000);
+    for (unsigned i = 0; i < N; i++) {
+        unsigned half = i / (N / 2), step = i % (N / 2);
+        const struct kernel_quantise all = {.from = from + half * ROWS * COLUMNS,
+                                            .from_stride = COLUMNS * 2,
+                                            .rows = ROWS / 2,
+                                            .columns = COLUMNS,
+                                            .amax_bits = out.amax,
+                                            .from_dtype = KERNEL_BFLOAT16};
+        q[i] = all;
+        q[i].step = step == 0   ? KERNEL_QUANTISE_CLEAR
+                    : step == 1 ? KERNEL_QUANTISE_AMAX
+                                : KERNEL_QUANTISE_BY_AMAX;
+        if (step < 2)
+            continue;
+        q[i].window_row = step - 2;
+        q[i].window_rows = 1;
+        q[i].window_columns = COLUMNS;
+        q[i].n_targets = 1;
+        q[i].to[0] = (struct kernel_quantise_target){out.to + i * COLUMNS, COLUMNS};
+        q[i].fingerprint = &sums[0][i];
+    }
+    ck_assert_int_eq(device_quantise(s, q, N), 0);
+    drain(s);
+    for (unsigned i = 0; i < N; i++) {
+        struct kernel_quantise reference = quantise_into(&q[i], &out, &expected);
+        reference.fingerprint = q[i].fingerprint == NULL ? NULL : &sums[1][i];
+        kernel_quantise_reference(&reference);
+    }
+    ck_assert(quantise_out_equal(&out, &expected));
+    ck_assert_mem_eq(sums[0], sums[1], sizeof sums[0]);
+    device_stream_free(s);
+    device_close(d);
+    free(expected.to);
+    free(expected.scales);
+    free(expected.amax);
+    free(expected.sum);
 }
 END_TEST
 
@@ -419,6 +469,7 @@ END_TEST
     X(launched_copies_casts_and_fingerprints_are_the_scalar_twins)                                 \
     X(packing_and_unpacking_on_the_gpu_keeps_every_byte)                                           \
     X(launched_casts_with_scales_are_the_scalar_twins)                                             \
+    X(casts_of_one_item_find_and_use_their_maxima_in_order)                                        \
     X(a_gpu_is_found_by_index_and_by_uuid_in_any_case)                                             \
     X(a_workers_gpu_memory_is_read_and_written_through_one_open_handle)                            \
     X(a_handle_of_a_dead_worker_or_of_this_process_is_refused)                                     \

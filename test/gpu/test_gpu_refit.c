@@ -3,7 +3,7 @@
  * memory that the GPU reaches. */
 #include <check.h>
 
-#include "test/lib/rig.h"
+#include "test/lib/scaled_cases.h"
 
 #include "device/device_cuda.h"
 
@@ -83,7 +83,30 @@ START_TEST(a_refit_between_gpus_lands_every_element)
 }
 END_TEST
 
+/* All ranks on one. */
+START_TEST(a_colocated_refit_makes_float8_with_its_scales_on_one_gpu)
+{
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        struct rig r;
+        const struct side_case sides[] = {{2, "2", ROWS, NULL, false, false},
+                                          {2, "2", ROWS, REPLICATE, false, false}};
+        model_add("v", 256, 301, 128, 128, seed % 2 == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
+        if (seed % 3 == 0)
+            model_add("w", 800, 500, 400, 500, DTYPE_BFLOAT16);
+        scaled_rig(&r, sides, 2);
+        odd_sizes(&r, seed);
+        r.o.n_devices = 1;
+        for (uint32_t side = 0; side < 2; side++)
+            for (uint32_t i = 0; i < 2; i++)
+                r.rank_device[side][i] = 0;
+        refit_scaled(&r);
+        refit_close(&r);
+    }
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(a_colocated_refit_lands_every_element_on_one_gpu)                                            \
-    X(a_refit_between_gpus_lands_every_element)
+    X(a_refit_between_gpus_lands_every_element)                                                    \
+    X(a_colocated_refit_makes_float8_with_its_scales_on_one_gpu)
 #include "test/lib/main.h"

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "kernels/kernels_body.h"
+#include "kernels/kernels_quantise.h"
 #include "kernels/kernels_task.h"
 #include "test/standin/standin.h"
 
@@ -966,7 +967,7 @@ struct launch {
     int device;
     union {
         struct kernel_batch batch;
-        struct kernel_scale_task scale;
+        struct kernel_quantise_batch quantise;
     };
 };
 
@@ -982,16 +983,6 @@ static int run_batch(void *arg)
     return 0;
 }
 
-static char *moved_matrix(int device, char *base, const struct kernel_scale_task *t,
-                          const int64_t *stride, uint64_t rows, uint64_t row_bytes)
-{
-    struct extent x = {0, (int64_t)row_bytes};
-    for (unsigned d = 0; d < t->n_outer; d++)
-        widen(&x, stride[d], t->outer[d].by);
-    widen(&x, stride[t->n_outer], rows);
-    return moved(device, base, x);
-}
-
 static bool move_pointer(int device, void **p, size_t bytes)
 {
     if (*p == NULL)
@@ -1000,35 +991,46 @@ static bool move_pointer(int device, void **p, size_t bytes)
     return *p != NULL;
 }
 
-static int run_scale(void *arg)
+/* A matrix of the device's: rows of so many bytes. Empty ones are left where they are. */
+static bool move_rows(int device, char **p, int64_t stride, uint64_t rows, uint64_t row_bytes)
+{
+    struct extent x = {0, (int64_t)row_bytes};
+    if (rows == 0 || row_bytes == 0)
+        return true;
+    widen(&x, stride, rows);
+    *p = moved(device, *p, x);
+    return *p != NULL;
+}
+
+static bool move_quantise(int device, struct kernel_quantise_task *t)
+{
+    uint32_t bytes = t->from_dtype == KERNEL_BFLOAT16 ? 2 : 4;
+    void *scales = t->scales, *amax = t->amax_bits, *sum = t->sum;
+    char *from = (char *)(uintptr_t)t->from;
+    bool one = t->step != KERNEL_QUANTISE_BLOCKS;
+    bool good = (uintptr_t)from % bytes == 0 && t->from_stride % bytes == 0 &&
+                move_rows(device, &from, t->from_stride, t->rows, (uint64_t)t->columns * bytes) &&
+                move_pointer(device, &scales, one ? 4 : 4 * (size_t)t->n_blocks) &&
+                move_pointer(device, &amax, 4) && move_pointer(device, &sum, 8);
+    for (unsigned i = 0; i < t->n_targets && good; i++)
+        good = move_rows(device, &t->to[i], t->to_stride[i], t->row_end - t->row,
+                         t->column_end - t->column);
+    t->from = from;
+    t->scales = scales;
+    t->amax_bits = amax;
+    t->sum = sum;
+    return good;
+}
+
+static int run_quantise(void *arg)
 {
     struct launch *l = arg;
-    struct kernel_scale_task *t = &l->scale;
-    int d = l->device;
-    void *sums[3] = {t->sum, t->scale_sum, t->amax_bits};
-    t->from =
-        moved_matrix(d, (char *)(uintptr_t)t->from, t, t->from_stride, t->n_rows, 2 * t->n_columns);
-    bool good = t->from != NULL;
-    if (good && t->to != NULL) {
-        bool block = t->rule == KERNEL_SCALE_BLOCK;
-        t->to = moved_matrix(d, t->to, t, t->to_stride, t->n_rows, t->n_columns);
-        t->scale =
-            block ? moved_matrix(
-                        d, t->scale, t, t->scale_stride, t->block_rows.by,
-                        (uint64_t)t->scale_stride[t->n_outer + 1] * (t->block_columns.by - 1) + 4)
-                  : moved(d, t->scale, (struct extent){0, 4});
-        good = t->to != NULL && t->scale != NULL;
-    }
-    for (int i = 0; i < 3; i++)
-        good = move_pointer(d, &sums[i], i == 2 ? 4 : 8) && good;
-    if (!good)
-        return cudaErrorIllegalAddress;
-    t->sum = sums[0];
-    t->scale_sum = sums[1];
-    t->amax_bits = sums[2];
-    kernel_scale_task_run_host(t, l->n_blocks);
-    __atomic_fetch_add(&standin_count(d)->launches, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&standin_count(d)->tasks, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < l->quantise.n_tasks; i++)
+        if (!move_quantise(l->device, &l->quantise.tasks[i]))
+            return cudaErrorIllegalAddress;
+    kernel_quantise_batch_run_host(&l->quantise, l->n_blocks);
+    __atomic_fetch_add(&standin_count(l->device)->launches, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&standin_count(l->device)->tasks, l->quantise.n_tasks, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -1041,7 +1043,7 @@ static const struct kernel {
     {"reshard_copy_small", sizeof(struct kernel_small_batch), run_batch},
     {"reshard_sum", sizeof(struct kernel_batch), run_batch},
     {"reshard_sum_small", sizeof(struct kernel_small_batch), run_batch},
-    {"reshard_scale", sizeof(struct kernel_scale_task), run_scale},
+    {"reshard_quantise", sizeof(struct kernel_quantise_batch), run_quantise},
 };
 
 /* By the address of the stub that nvcc makes. */

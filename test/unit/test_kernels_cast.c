@@ -291,7 +291,10 @@ static struct kernel_quantise quantise_of(struct quantised *q)
     return (struct kernel_quantise){
         .from = q->dtype == KERNEL_FLOAT32 ? (const void *)q->value : q->bfloat16,
         .from_stride = (int64_t)(q->columns * kernel_dtype_bytes(q->dtype)),
-        .to = q->to,
+        .window_rows = q->rows,
+        .window_columns = q->columns,
+        .to = {{q->to, (int64_t)q->columns}},
+        .n_targets = 1,
         .scales = q->scales,
         .rows = q->rows,
         .columns = q->columns,
