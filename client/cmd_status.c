@@ -51,6 +51,8 @@ static void print_daemon(const json_t *s)
                  n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
                  (unsigned long long)jnum(s, "data_plane_restarts"),
                  jnum(s, "data_plane_restarts") == 1 ? "" : "s");
+    if (jstr(s, "local_pairs")[0] != '\0')
+        (void)printf("messages between devices of this node: %s\n", jstr(s, "local_pairs"));
     print_strangers(json_object_get(s, "strangers"));
 }
 

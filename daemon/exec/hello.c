@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "device/device_cuda.h"
 #include "device/device_domains.h"
-#include "exec/plane.h"
+#include "exec/pairs.h"
 #include "transport/transport_nccl.h"
 
 #include "base/banned.h"
@@ -83,6 +83,8 @@ static int hello_check(const struct plane *p, const struct wire_packet *packet,
         return err_set(e, RS_EINVAL,
                        "backend '%s' with transport '%s': 'cuda' and 'nccl' go together",
                        ret->backend, ret->transport);
+    if (ret->local_pairs > WIRE_LOCAL_TRANSPORT)
+        return err_set(e, RS_EINVAL, "local pairs %u", ret->local_pairs);
     if (ret->n_devices == 0 || ret->n_devices > PLANE_MAX_DEVICES || ret->ring_slots == 0 ||
         ret->ring_slots > PLANE_MAX_SLOTS || ret->slot_bytes == 0 ||
         ret->slot_bytes > (UINT64_C(1) << 32))
@@ -185,6 +187,7 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
         return r;
     }
     p->hello = h;
+    pairs_decide(p);
     p->incarnation = packet->header.incarnation;
     p->ready = true;
     return 0;
@@ -274,6 +277,7 @@ void hello_take(struct plane *p, struct wire_packet *packet)
         (void)snprintf(ready.devices[i].name, sizeof(ready.devices[i].name), "%s",
                        device_name(p->devices[i].device));
     gpus_fill(p, &ready);
+    pairs_text(p, ready.head.local, sizeof ready.head.local);
     plane_answer(p, &packet->header, WIRE_READY, 0, &ready,
                  sizeof(ready.head) + ready.head.n_devices * sizeof(ready.devices[0]), -1);
 }

@@ -106,7 +106,10 @@ static void choose_direct(const struct lane *l, struct lane_group *g, struct lan
     uint32_t most = LANE_GROUP_PIECES - g->n_pieces, n = 0;
     m->staged = true;
     m->first_piece = g->n_pieces;
-    if (!transport_takes_pieces(l->attempt->model->transport) && most > 1)
+    const struct program *p = program_of(l);
+    if (most > 1 &&
+        !transport_takes_pieces(l->attempt->model->transport, p->devices[l->device].device,
+                                p->streams[p->messages[m->message].stream].peer))
         most = 1;
     if (most > 1 && m->span.bytes / LANE_LEAST_RUN < most)
         most = 1 + (uint32_t)(m->span.bytes / LANE_LEAST_RUN);

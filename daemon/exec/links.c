@@ -10,6 +10,8 @@
 #include "base/mem.h"
 #include "device/device_cuda.h"
 #include "exec/attempt.h"
+#include "exec/pairs.h"
+#include "transport/transport_local.h"
 #include "transport/transport_nccl.h"
 
 #include "base/banned.h"
@@ -173,9 +175,46 @@ static enum part part_of(const struct attempt *a, uint32_t device)
     return peer_at(a, device) != NULL ? PART_REMOTE : PART_NONE;
 }
 
+static uint32_t local_of(const struct program *p, uint32_t device)
+{
+    for (uint32_t d = 0; d < p->n_devices; d++)
+        if (p->devices[d].device == device)
+            return d;
+    return UINT32_MAX;
+}
+
+/* Whether the program's messages between its device `local` and the plan's device `peer` are copied. */
+static bool copied(const struct attempt *a, uint32_t local, uint32_t peer)
+{
+    uint32_t other = local_of(&a->program, peer);
+    return other != UINT32_MAX && pairs_copied(a->plane, local, other);
+}
+
+static bool any_copied(const struct attempt *a)
+{
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
+        for (uint32_t k = 0; k < d; k++)
+            if (pairs_copied(a->plane, d, k))
+                return true;
+    return false;
+}
+
+/* Something goes to another node, or to a device that can't be reached by copies. Of a communicator of
+ * several nodes all must be members. */
+static bool needs_network(const struct attempt *a)
+{
+    const struct program *p = &a->program;
+    if (a->peers != NULL || a->takes_part != NULL || !any_copied(a))
+        return true;
+    for (uint32_t s = 0; s < p->n_streams; s++)
+        if (!copied(a, p->streams[s].device, p->streams[s].peer))
+            return true;
+    return false;
+}
+
 static bool same_links(const struct model *m, const struct attempt *a)
 {
-    if (m->transport == NULL || m->epoch != a->epoch ||
+    if (m->transport == NULL || (m->network == NULL && needs_network(a)) || m->epoch != a->epoch ||
         m->n_plan_devices != a->program.n_plan_devices)
         return false;
     for (uint32_t i = 0; i < PLANE_MAX_DEVICES; i++)
@@ -221,9 +260,9 @@ static int open_tcp(const struct attempt *a, bool stands, struct err *e)
     struct transport_tcp_device *all = tcp_devices(a);
     if (all == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
-    int r = stands ? transport_tcp_renew(a->model->transport, all, e)
+    int r = stands ? transport_tcp_renew(a->model->network, all, e)
                    : transport_tcp_open(a->plane->tcp, all, a->program.n_plan_devices, a->epoch,
-                                        &options, &a->model->transport, e);
+                                        &options, &a->model->network, e);
     mem_free(all);
     return r;
 }
@@ -243,7 +282,7 @@ static int open_memory(const struct attempt *a, struct err *e)
     for (uint32_t i = 0; i < p->n_devices; i++)
         devices[p->devices[i].device] = a->plane->devices[i].device;
     int r =
-        transport_mem_open(devices, p->n_plan_devices, a->epoch, &options, &a->model->transport, e);
+        transport_mem_open(devices, p->n_plan_devices, a->epoch, &options, &a->model->network, e);
     mem_free(devices);
     return r;
 }
@@ -323,7 +362,7 @@ static int open_nccl(const struct attempt *a, struct err *e)
     if (r == 0)
         r = transport_nccl_open(a->plane->nccl, devices, takes_part, p->n_plan_devices, a->epoch,
                                 a->takes_part != NULL ? a->comm.id : NULL, &options,
-                                &a->model->transport, e);
+                                &a->model->network, e);
     if (r == 0)
         log_debug("model %llx attempt %llu: a new communicator of epoch %llu, %s",
                   (unsigned long long)a->model->id, (unsigned long long)a->number,
@@ -359,7 +398,7 @@ void links_close(struct plane *p, struct model *m)
         m->comm_memory[i] = (struct comm_memory){0};
     }
     mem_free(m->parts);
-    m->transport = NULL;
+    m->transport = m->network = NULL;
     m->parts = NULL;
 }
 
@@ -394,6 +433,39 @@ static int note_parts(struct model *m, const struct attempt *a)
     return 0;
 }
 
+static int open_network(const struct attempt *a, struct err *e)
+{
+    if (a->plane->tcp != NULL)
+        return open_tcp(a, false, e);
+#if defined(RS_CUDA)
+    if (a->plane->nccl != NULL)
+        return open_nccl(a, e);
+#endif
+    return open_memory(a, e);
+}
+
+/* In front of the network, if there is one. */
+static int open_copies(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    uint32_t n = p->n_plan_devices;
+    struct device **devices = mem_calloc(n, sizeof(struct device *));
+    bool *pairs = mem_calloc((size_t)n * n, sizeof *pairs);
+    int r = devices == NULL || pairs == NULL ? err_set(e, RS_ENOMEM, "out of memory") : 0;
+    for (uint32_t i = 0; i < p->n_devices && r == 0; i++) {
+        devices[p->devices[i].device] = a->plane->devices[i].device;
+        for (uint32_t k = 0; k < p->n_devices; k++)
+            pairs[(size_t)p->devices[i].device * n + p->devices[k].device] =
+                pairs_copied(a->plane, i, k);
+    }
+    if (r == 0)
+        r = transport_local_open(devices, pairs, n, a->epoch, a->model->network,
+                                 &a->model->transport, e);
+    mem_free(devices);
+    mem_free(pairs);
+    return r;
+}
+
 /* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
 int links_open(struct attempt *a, struct err *e)
 {
@@ -404,13 +476,18 @@ int links_open(struct attempt *a, struct err *e)
         if (note_parts(m, a) != 0)
             return err_set(e, RS_ENOMEM, "out of memory");
     }
-    if (a->plane->tcp != NULL)
-        return open_tcp(a, stands, e);
-#if defined(RS_CUDA)
-    if (a->plane->nccl != NULL)
-        return stands ? 0 : open_nccl(a, e);
-#endif
-    return stands ? 0 : open_memory(a, e);
+    if (stands)
+        return a->plane->tcp != NULL && m->network != NULL ? open_tcp(a, true, e) : 0;
+    int r = needs_network(a) ? open_network(a, e) : 0;
+    if (r == 0 && any_copied(a))
+        r = open_copies(a, e);
+    else if (r == 0)
+        m->transport = m->network;
+    if (r != 0) {
+        transport_close(m->network);
+        m->network = NULL;
+    }
+    return r;
 }
 
 /* --- connections ------------------------------------------------------------------------------ */

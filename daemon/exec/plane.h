@@ -13,6 +13,7 @@
  *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
  *   attempt_open.c  what PREPARE proves and allocates
  *   links.c       an attempt's peers, transport and connections
+ *   pairs.c       which devices of the node exchange messages by copies
  *   skips.c       what needs not be sent, told from node to node
  *   copies.c      an attempt's local copies, verify.c: its fingerprints
  *   lane.c        an attempt's messages on one device */
@@ -117,6 +118,7 @@ struct model {
     uint64_t id;
     uint64_t epoch;
     struct transport *transport;
+    struct transport *network; /* what of it reaches other devices: itself, behind it, or NULL */
     uint32_t n_plan_devices;
     uint32_t plan_device[PLANE_MAX_DEVICES]; /* of each local device; UINT32_MAX: takes no part */
     uint8_t *parts;        /* [n_plan_devices]: here, elsewhere, nowhere (links.c) */
@@ -134,7 +136,9 @@ struct plane {
     bool ready;
     struct plane_device *devices;
     uint32_t n_devices;
-    uint32_t n_ways;                  /* of each device */
+    uint32_t n_ways; /* of each device */
+    uint64_t
+        copied[PLANE_MAX_DEVICES]; /* per device, bits: whom it exchanges messages with by copies */
     struct transport_tcp_node *tcp;   /* NULL: the transport is another one */
     struct transport_nccl_node *nccl; /* NULL: as above; both: the in-memory one */
     struct segment_table *segments;

@@ -53,6 +53,7 @@ enum {
     WIRE_COMM_ID_BYTES = 128,
     WIRE_FABRIC_BYTES = 48,
     WIRE_HOW_BYTES = 96,
+    WIRE_LOCAL_BYTES = 128,
     WIRE_MAX_PEERS = 4096
 };
 
@@ -124,23 +125,28 @@ struct wire_hello {
     char data_address[WIRE_ADDRESS_BYTES];
     uint16_t data_port; /* 0: one that the kernel picks */
     uint16_t reserved;
-    uint32_t silence_ms; /* a peer of which nothing is heard so long is given up; 0: the default */
-    uint32_t streams;    /* connections per pair of devices; 0: the default */
-    uint32_t max_ctas;   /* of a communicator on each GPU; 0: the default */
-    uint32_t max_blocks; /* of a kernel's grid; 0: the default */
-    uint32_t reserved2;
+    uint32_t silence_ms;  /* a peer of which nothing is heard so long is given up; 0: the default */
+    uint32_t streams;     /* connections per pair of devices; 0: the default */
+    uint32_t max_ctas;    /* of a communicator on each GPU; 0: the default */
+    uint32_t max_blocks;  /* of a kernel's grid; 0: the default */
+    uint32_t local_pairs; /* enum wire_local */
     uint64_t max_gpu_memory_bytes; /* that may be taken of each GPU (budget.h); 0: no limit */
 };
+
+/* How messages between two devices of this node go: by device copies, where the devices reach each other's
+ * memory and no rates are set that the transport has to keep; or all by the transport. */
+enum wire_local { WIRE_LOCAL_COPY, WIRE_LOCAL_TRANSPORT };
 
 /* The body of READY; followed by char [n_devices][WIRE_DEVICE_NAME_BYTES]: "GPU-<uuid>", "" of host
  * devices. */
 struct wire_ready {
     uint16_t data_port; /* really bound; 0 where the transport is none that listens */
     uint16_t reserved;
-    uint32_t n_devices;       /* that follow */
-    int32_t nccl_version;     /* as 22809; 0: none */
-    int32_t cuda_version;     /* of the runtime, as 13000; 0: none */
-    char how[WIRE_HOW_BYTES]; /* the domains were found, in words */
+    uint32_t n_devices;           /* that follow */
+    int32_t nccl_version;         /* as 22809; 0: none */
+    int32_t cuda_version;         /* of the runtime, as 13000; 0: none */
+    char how[WIRE_HOW_BYTES];     /* the domains were found, in words */
+    char local[WIRE_LOCAL_BYTES]; /* how messages between devices of this node go, in words */
 };
 
 /* Follows READY, for each of its devices (device/device_domains.h). */

@@ -562,6 +562,8 @@ static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const str
     struct peer_strangers strangers = service_strangers(s);
     to->strangers = strangers_make(a, &strangers);
     gpus_fill(a, to, s);
+    if (s->link != NULL)
+        to->local_pairs = arena_text(a, link_about(s->link)->local);
 }
 
 /* --- status: nodes ------------------------------------------------------------------------------- */

@@ -53,6 +53,7 @@ static const struct setting settings[] = {
     FIELD("devices", threads, UINT, 0, 1024),
     FIELD("devices", ring_slots, UINT, 1, 1024),
     FIELD("devices", chunk_bytes, BYTES, 4096, UINT64_C(1) << 30),
+    FIELD("devices", local_pairs, TEXT, 1, 0),
     FIELD("devices", network_gbytes_per_s, RATE, 0, 0),
     FIELD("devices", domain_gbytes_per_s, RATE, 0, 0),
     FIELD("devices", gpus, LIST, 0, 0),
@@ -117,6 +118,7 @@ void config_init(struct config *c)
         .log_level = LOG_INFO,
         .backend = "host",
         .transport = "memory",
+        .local_pairs = "copy",
         .devices = 8,
         .ring_slots = 8,
         .chunk_bytes = UINT64_C(8) << 20,
@@ -516,6 +518,9 @@ static int backend_check(struct config *c, struct err *e)
         r = gpu_memory_check(c, e);
     if (r == 0)
         r = choice_check("transport", c->transport, "memory", "tcp", "nccl", e);
+    if (r == 0 && strcmp(c->local_pairs, "copy") != 0 && strcmp(c->local_pairs, "transport") != 0)
+        r = err_set(e, RS_EINVAL, "local_pairs: '%s' is unknown; use copy or transport",
+                    c->local_pairs);
     if (r == 0 && cuda != (strcmp(c->transport, "nccl") == 0))
         r = err_set(e, RS_EINVAL, "%s",
                     cuda ? "backend: cuda moves bytes between GPUs by NCCL: set transport = nccl"

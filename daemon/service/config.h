@@ -43,6 +43,7 @@ struct config {
     uint32_t threads; /* copy threads of all host devices; 0: one per core */
     uint32_t ring_slots;
     uint64_t chunk_bytes;
+    char local_pairs[16];        /* copy, transport */
     double network_gbytes_per_s; /* simulated rates between and inside domains; 0: not limited */
     double domain_gbytes_per_s;
     char gpus[CONFIG_MAX_ROLE]; /* with cuda: which GPU each device is; "": 0 … devices-1 */

@@ -580,6 +580,7 @@ static void about_read(struct link_about *a, const struct wire_packet *packet,
     *a = (struct link_about){.nccl_version = ready->nccl_version,
                              .cuda_version = ready->cuda_version};
     (void)snprintf(a->how, sizeof a->how, "%.*s", (int)sizeof ready->how - 1, ready->how);
+    (void)snprintf(a->local, sizeof a->local, "%.*s", (int)sizeof ready->local - 1, ready->local);
     if (n > CONFIG_MAX_DEVICES || left != n * sizeof a->devices[0])
         return;
     a->n_devices = n;
@@ -628,6 +629,9 @@ static int hello_send(struct data_plane_link *l, struct err *e)
                                .host_seed = c->host_seed,
                                .host_max_delay_us = c->host_max_delay_us,
                                .n_threads = c->threads,
+                               .local_pairs = strcmp(c->local_pairs, "transport") == 0
+                                                  ? WIRE_LOCAL_TRANSPORT
+                                                  : WIRE_LOCAL_COPY,
                                .network_bytes_per_s = c->network_gbytes_per_s * 1e9,
                                .domain_bytes_per_s = c->domain_gbytes_per_s * 1e9,
                                .max_ctas = c->max_ctas,

@@ -61,6 +61,7 @@ uint64_t link_child(const struct data_plane_link *l);
 struct link_about {
     int nccl_version, cuda_version; /* 0: no GPUs */
     char how[WIRE_HOW_BYTES];
+    char local[WIRE_LOCAL_BYTES];
     uint32_t n_devices;
     struct wire_ready_device devices[CONFIG_MAX_DEVICES];
 };

@@ -111,6 +111,9 @@ static void gpus_found(struct service *s)
 static void on_data_plane_ready(void *arg)
 {
     struct service *s = arg;
+    const struct link_about *about = link_about(s->link);
+    if (about->local[0] != '\0')
+        log_info("messages between devices of this node: %s", about->local);
     gpus_found(s);
     peers_about(s->peers);
     leases_rebind(s);

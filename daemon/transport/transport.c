@@ -11,9 +11,9 @@ int transport_begin(struct transport *t, uint64_t attempt, struct err *e)
     return t->ops->begin(t, attempt, e);
 }
 
-bool transport_takes_pieces(const struct transport *t)
+bool transport_takes_pieces(const struct transport *t, uint32_t device, uint32_t peer)
 {
-    return t->ops->takes_pieces;
+    return t->ops->takes_pieces != NULL && t->ops->takes_pieces(t, device, peer);
 }
 
 uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint64_t length,

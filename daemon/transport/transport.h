@@ -3,7 +3,8 @@
  * A transport belongs to one epoch of one model and spans all of its devices (by the plan's device
  * index); each local device takes part with one stream. transport_mem.c is the in-memory twin
  * (devices of one process; set rate, seeded delay, loss and death), transport_tcp.c moves them over
- * TCP connections; both pass one contract test.
+ * TCP connections, transport_nccl.c by NCCL, and transport_local.c stands in front of one of these where
+ * devices of one node reach each other's memory. All pass one contract test.
  *
  * Contract: the n-th send from a to b meets the n-th receive at b from a; both name the same bytes
  * and tag, else both groups fail (RS_EPROTO; a sender's group that had another one behind it may be over by then: a
@@ -153,8 +154,8 @@ int transport_begin(struct transport *t, uint64_t attempt, struct err *e);
  * later. After transport_begin, before the first group; counts as a group for transport_quiesced.
  * RS_ENOMEM, RS_ECANCELED (aborted): on_done is not called. */
 int transport_connect(struct transport *t, struct transport_connect *c);
-/* Whether messages may be given in pieces. */
-bool transport_takes_pieces(const struct transport *t);
+/* Whether messages between these two may be given in pieces. */
+bool transport_takes_pieces(const struct transport *t, uint32_t device, uint32_t peer);
 /* Enqueues a group for local device `device` (plan index) on `stream`. */
 int transport_enqueue(struct transport *t, uint32_t device, struct device_stream *stream,
                       struct transport_group *group);
@@ -177,7 +178,8 @@ void transport_damage(const struct transport_message *m, uint64_t offset, uint64
 
 struct transport_ops {
     const char *kind;
-    bool takes_pieces;
+    /* NULL: never */
+    bool (*takes_pieces)(const struct transport *t, uint32_t device, uint32_t peer);
     int (*begin)(struct transport *t, uint64_t attempt, struct err *e);
     int (*connect)(struct transport *t, struct transport_connect *c);
     int (*enqueue)(struct transport *t, uint32_t device, struct device_stream *stream,

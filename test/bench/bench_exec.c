@@ -497,6 +497,7 @@ static void tcp_loopback(struct bench *b)
     for (uint32_t i = 4; i < 8; i++)
         r.o.domain[i] = 1;
     memcpy(r.o.hello.transport, "tcp", 4);
+    r.o.hello.local_pairs = WIRE_LOCAL_TRANSPORT;
     side(&r, 0, qwen_json("train", 0, 4, b->layers, true), 0, 4);
     side(&r, 1, qwen_json("rollout", 0, 4, b->layers, true), 4, 4);
     rig_open(&r);

@@ -5,7 +5,7 @@ import unittest
 
 from rig import *
 
-TCP = {"devices__transport": "tcp"}
+TCP = {"devices__transport": "tcp", "devices__local_pairs": "transport"}
 
 
 def sockets_of(pid):

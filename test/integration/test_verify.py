@@ -153,7 +153,12 @@ class OnTheWay(Case):
         # Packing, unpacking and fan-out inside the domain are copies; over TCP connections, too.
         for n in (1, 6):
             self.caught(f"lost-copy:{n}")
-        self.caught("lost-copy:3", devices__transport="tcp")
+        self.caught("lost-copy:3", devices__transport="tcp", devices__local_pairs="transport")
+
+    def test_device_copies_in_the_place_of_messages_are_caught_like_those(self):
+        for damage in ("flipped-bit:2", "lost-chunk:3", "wrong-address:1", "lost-copy:4"):
+            with self.subTest(damage):
+                self.caught(damage, devices__transport="tcp")
 
     def test_everything_lost_from_some_moment_on(self):
         d = self.daemon("lost-chunk:3:1000")

@@ -105,8 +105,9 @@ struct rig {
     struct wire_packet *packet; /* the last answer */
     struct wire_progress progress;
     uint32_t n_progress;
-    uint64_t epoch;     /* 1, until the test counts it up */
-    uint16_t data_port; /* of READY */
+    uint64_t epoch;               /* 1, until the test counts it up */
+    uint16_t data_port;           /* of READY */
+    char local[WIRE_LOCAL_BYTES]; /* of READY */
     /* Further parts of the next PREPAREs, where not empty. */
     struct buf peers, skips;
     uint64_t deadline_ns;
@@ -507,6 +508,7 @@ static inline void rig_hello(struct rig *r)
     if (!r->refused && !r->gone && r->packet->header.body_bytes >= sizeof(ready))
         memcpy(&ready, r->packet->body, sizeof(ready));
     r->data_port = ready.data_port;
+    memcpy(r->local, ready.local, sizeof r->local);
 }
 
 static inline void rig_topology(struct rig *r)

@@ -18,10 +18,11 @@ static inline bool test_on_cuda(void)
 }
 
 /* Buffers of the contract test are plain memory, which NCCL itself could not reach. */
-static inline struct device *test_device_open(uint32_t local)
+static inline struct device *test_device_open(uint32_t local, struct fence *fence, uint64_t seed)
 {
-    struct device_host_options host = {0};
-    struct device_cuda_options cuda = {0};
+    struct device_host_options host = {
+        .seed = seed, .max_delay_us = seed != 0 ? 300 : 0, .fence = fence};
+    struct device_cuda_options cuda = {.seed = seed, .fence = fence};
     struct device *d = NULL;
     struct err e = {0};
     ck_assert_int_eq(setenv("STANDIN_DEVICES", "8", 1), 0);

@@ -118,6 +118,8 @@ void *standin_reach(int device, const void *p, size_t n_bytes)
     if (a != NULL && reaches(device, a) &&
         n_bytes <= a->bytes - (size_t)((const char *)p - a->base))
         at = a->alias + ((const char *)p - a->base);
+    else if (a == NULL && standin_number("STANDIN_PAGEABLE", 0) != 0)
+        at = (void *)(uintptr_t)p;
     pthread_mutex_unlock(&memory_mutex);
     return at;
 }
@@ -1206,10 +1208,17 @@ STANDIN_EXPORT cudaError_t cudaDeviceGetPCIBusId(char *ret, int n, int device)
     return cudaSuccess;
 }
 
+/* STANDIN_PEER: 0 none, 1 all, n: devices of n in a row. */
+static bool may_reach(int device, int peer)
+{
+    int n = (int)standin_number("STANDIN_PEER", 1);
+    return n == 1 || (n > 1 && device / n == peer / n);
+}
+
 STANDIN_EXPORT cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer)
 {
     ENTER("cudaDeviceCanAccessPeer");
-    *ret = device != peer && standin_number("STANDIN_PEER", 1) != 0;
+    *ret = device != peer && may_reach(device, peer);
     return cudaSuccess;
 }
 
@@ -1217,7 +1226,7 @@ STANDIN_EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     (void)flags;
     ENTER("cudaDeviceEnablePeerAccess");
-    if (peer < 0 || peer >= n_devices() || standin_number("STANDIN_PEER", 1) == 0)
+    if (peer < 0 || peer >= n_devices() || !may_reach(current_device, peer))
         return said(cudaErrorPeerAccessUnsupported);
     return said(atomic_exchange(&peers[current_device][peer], true)
                     ? cudaErrorPeerAccessAlreadyEnabled

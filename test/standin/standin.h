@@ -20,8 +20,8 @@
  *   STANDIN_MEMORY=1073741824 bytes of each
  *   STANDIN_CONTEXT=0        bytes that a process's context takes of each device that it uses
  *   STANDIN_SEED=1           of delays (0: none), STANDIN_DELAY_US=200 the longest
- *   STANDIN_PAGEABLE=0       1: NCCL reaches any memory of the process (contract tests that know no device memory)
- *   STANDIN_PEER=1           0: devices have no peer access
+ *   STANDIN_PAGEABLE=0       1: kernels and NCCL reach any memory of the process (contract tests that know no device memory)
+ *   STANDIN_PEER=1           0: devices have no peer access; n above 1: n in a row have
  *   STANDIN_NVLINK=0         so many devices in a row are connected by NVLink, by NVML; 0: none
  *   STANDIN_CLIQUE           all devices are in that clique of one fabric; unset: there is none
  *   STANDIN_NCCL_VERSION     what NCCL says it is, as 22809

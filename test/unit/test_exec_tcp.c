@@ -22,6 +22,7 @@ static void random_rig(struct rig *r, uint64_t seed)
     r->o.fused = random_next(&state) % 2 == 0;
     r->o.seed = seed;
     memcpy(r->o.hello.transport, "tcp", 4);
+    r->o.hello.local_pairs = WIRE_LOCAL_TRANSPORT;
     char *source = rig_random_json(seed, seed + 1, "s", n_source, 6, false);
     char *dest = rig_random_json(seed, seed + 2, "d", n_dest, 6, seed % 4 == 0);
     rig_side(r, 0, source, 0, n_source);
@@ -112,6 +113,7 @@ START_TEST(messages_of_many_runs_go_without_a_slot_and_land_whole)
         r.o.seed = seed;
         r.o.hello.host_seed = seed / 4;
         r.o.hello.host_max_delay_us = 50;
+        r.o.hello.local_pairs = WIRE_LOCAL_TRANSPORT;
         if (seed % 4 < 2)
             memcpy(r.o.hello.transport, "tcp", 4);
         char *source = medium_json("s", 2, "Shard(0)");
