@@ -175,6 +175,10 @@ uint32_t transport_runs(const struct transport_message *m, uint64_t offset, uint
 /* Where tests have it so (base/crash.h), flips a bit in the middle of [offset, offset + length), which
  * has just been received. */
 void transport_damage(const struct transport_message *m, uint64_t offset, uint64_t length);
+/* Enqueues the copy of a message's bytes to where another one of as many has them, by the stream's device,
+ * which must reach both. Errors as device_copy; some of it may be enqueued then. */
+int transport_copy(struct device_stream *stream, const struct transport_message *to,
+                   const struct transport_message *from);
 
 struct transport_ops {
     const char *kind;

@@ -7,326 +7,34 @@
  * Threads: callers; the streams' (ends_done) and those of the transport behind (rest_done). `mutex`
  * guards all of it; it is held over calls of the transport behind and of devices, which never call back
  * from there, and let go for on_done. */
-#include "transport/transport_local.h"
-
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/uio.h>
 
-#include "base/crash.h"
 #include "base/mem.h"
-#include "base/queue.h"
-#include "kernels/kernels_dtype.h"
+#include "transport/transport_local_private.h"
 
 #include "base/banned.h"
 
-enum { LOCAL_MAX_DEVICES = 1024, COPIES = 8 };
-
-enum stage { WAITS, STARTED, PASSED };
-
-/* One end of a message that is copied. */
-struct end {
-    struct queue link; /* in its channel until the other end comes */
-    struct group *group;
-    const struct transport_message *what; /* the caller's group has it */
-    struct device_event *done;            /* sends: the copy is */
-    bool posted, met;
-};
-
-struct group {
-    struct queue link; /* in its port until it has passed, then in `over` */
-    struct local *t;
-    struct transport_group *group; /* the caller's */
-    struct device_stream *stream;
-    struct device_event *ready; /* its turn on the stream has come; NULL: it has no ends */
-    struct transport_group rest;
-    struct transport_message *others; /* rest's */
-    struct err err;
-    struct queue hold; /* in `held` */
-    enum stage stage;
-    bool is_held;
-    int status;
-    uint32_t device;
-    uint32_t n_ends, n_unmet;
-    uint32_t n_parts; /* that are not over: its own way, the rest */
-    struct end ends[];
-};
-
-/* A device. */
-struct port {
-    struct device *device;        /* NULL: not local */
-    struct device_stream *copies; /* NULL: none yet, or it is `dying` */
-    struct queue groups;          /* that have not passed, in their order */
-    struct transport_counters counters;
-    int failed;                  /* a group of this attempt failed: later ones do too */
-    struct device_stream *dying; /* settle_main waits for what is on it, and ends it */
-};
-
-struct local {
-    struct transport base;
-    pthread_mutex_t mutex;
-    struct transport *behind;
-    struct port *ports;
-    struct queue *channels; /* [from * n_devices + to]: ends without the other one */
-    bool *pairs;
-    struct queue over; /* groups that on_done is to be called for */
-    struct queue held; /* groups that are not over before settle_main is through */
-    bool settling;
-    int why; /* it settled for the first time; 0: it has not */
-    uint64_t attempt;
-    uint32_t n_devices, n_groups; /* enqueued and not over */
-    bool aborted;
-};
+enum { LOCAL_MAX_DEVICES = 1024 };
 
 static struct local *local_of(const struct transport *t)
 {
     return container_of((struct transport *)(uintptr_t)t, struct local, base);
 }
 
-static bool is_pair(const struct local *t, uint32_t from, uint32_t to)
-{
-    return from < t->n_devices && to < t->n_devices && t->pairs[(size_t)from * t->n_devices + to];
-}
-
 static bool by_copy(const struct local *t, uint32_t device, const struct transport_message *m)
 {
-    return m->send ? is_pair(t, device, m->peer) : is_pair(t, m->peer, device);
+    return m->send ? local_is_pair(t, device, m->peer) : local_is_pair(t, m->peer, device);
 }
 
-static struct queue *channel_of(struct local *t, const struct end *x)
-{
-    uint32_t here = x->group->device, peer = x->what->peer;
-    size_t at =
-        x->what->send ? (size_t)here * t->n_devices + peer : (size_t)peer * t->n_devices + here;
-    return &t->channels[at];
-}
-
-/* The first reason stays. */
-static void group_fail(struct group *g, int status, const char *text)
+void local_group_fail(struct group *g, int status, const char *text)
 {
     if (g->status == 0)
         g->status = err_set(&g->err, status, "device %u: %s", g->device, text);
 }
 
-/* --- copies ------------------------------------------------------------------------------------- */
-
-struct copies {
-    struct device_stream *stream;
-    uint32_t n;
-    struct kernel_copy list[COPIES];
-};
-
-static int copies_flush(struct copies *c)
-{
-    int r = c->n > 0 ? device_copy(c->stream, c->list, c->n) : 0;
-    c->n = 0;
-    return r;
-}
-
-static int copies_add(struct copies *c, void *to, void *from, uint64_t bytes)
-{
-    c->list[c->n++] = (struct kernel_copy){.size = {bytes},
-                                           .from = {from, {1}},
-                                           .to = {{to, {1}}},
-                                           .n_targets = 1,
-                                           .n_dims = 1,
-                                           .from_dtype = KERNEL_UINT8,
-                                           .to_dtype = KERNEL_UINT8,
-                                           .streaming = 1};
-    return c->n == COPIES ? copies_flush(c) : 0;
-}
-
-/* Both may be in pieces, cut differently. */
-static int copy_range(struct copies *c, const struct transport_message *to, uint64_t to_at,
-                      const struct transport_message *from, uint64_t from_at, uint64_t bytes)
-{
-    int r = 0;
-    for (uint64_t at = 0; at < bytes && r == 0;) {
-        struct iovec a, b;
-        rs_assert(transport_runs(to, to_at + at, bytes - at, &a, 1) == 1);
-        rs_assert(transport_runs(from, from_at + at, bytes - at, &b, 1) == 1);
-        uint64_t n = a.iov_len < b.iov_len ? a.iov_len : b.iov_len;
-        r = copies_add(c, a.iov_base, b.iov_base, n);
-        at += n;
-    }
-    return r;
-}
-
-/* Where tests have it so, wrong (base/crash.h). */
-static int enqueue_copies(struct device_stream *stream, const struct transport_message *to,
-                          const struct transport_message *from)
-{
-    struct copies c = {.stream = stream};
-    uint64_t bytes = from->bytes, half = bytes / 2;
-    int r;
-    if (damage_due(DAMAGE_LOST_CHUNK))
-        return 0;
-    if (damage_due(DAMAGE_WRONG_ADDRESS)) {
-        r = copy_range(&c, to, bytes - half, from, 0, half);
-        if (r == 0)
-            r = copy_range(&c, to, 0, from, half, bytes - half);
-    } else {
-        r = copy_range(&c, to, 0, from, 0, bytes);
-    }
-    return r == 0 ? copies_flush(&c) : r;
-}
-
-/* Between the turns of both groups and what comes behind them. *ret_begun: something of it may run. */
-static int copy_message(struct local *t, struct end *send, struct end *receive, bool *ret_begun)
-{
-    struct device_stream *copies = t->ports[send->group->device].copies;
-    int r = copies == NULL ? t->why : device_event_wait(copies, send->group->ready);
-    if (r == 0)
-        r = device_event_wait(copies, receive->group->ready);
-    if (r != 0)
-        return r;
-    *ret_begun = true;
-    r = enqueue_copies(copies, receive->what, send->what);
-    if (r == 0)
-        r = device_event_record(send->done, copies);
-    if (r == 0)
-        r = device_event_wait(send->group->stream, send->done);
-    if (r == 0)
-        r = device_event_wait(receive->group->stream, send->done);
-    return r;
-}
-
-/* --- ends --------------------------------------------------------------------------------------- */
-
-static bool agree(const struct end *a, const struct end *b)
-{
-    return a->what->bytes == b->what->bytes && a->what->network == b->what->network &&
-           a->what->tag == b->what->tag;
-}
-
-static void disagree(struct end *send, struct end *receive)
-{
-    struct end *ends[2] = {send, receive};
-    const struct transport_message *s = send->what, *r = receive->what;
-    for (int i = 0; i < 2; i++) {
-        char text[192];
-        (void)snprintf(
-            text, sizeof text,
-            "peer device %u: %s: the sender's has %llu bytes, tag %u, the receiver's %llu "
-            "bytes, tag %u%s",
-            ends[i]->what->peer,
-            s->bytes != r->bytes ? "messages of different sizes"
-                                 : "another message of the same size",
-            (unsigned long long)s->bytes, s->tag, (unsigned long long)r->bytes, r->tag,
-            s->network == r->network ? "" : "; their tiers differ");
-        group_fail(ends[i]->group, RS_EPROTO, text);
-    }
-}
-
-static void part_over(struct local *t, struct group *g);
-static void unlock(struct local *t);
-
-static void *settle_main(void *arg)
-{
-    struct local *t = arg;
-    for (uint32_t i = 0; i < t->n_devices; i++)
-        if (t->ports[i].dying != NULL)
-            device_stream_free(t->ports[i].dying); /* waits for what is on it */
-    (void)pthread_mutex_lock(&t->mutex);
-    t->settling = false;
-    for (uint32_t i = 0; i < t->n_devices; i++)
-        t->ports[i].dying = NULL;
-    for (struct queue *q; (q = queue_pop(&t->held)) != NULL;)
-        part_over(t, container_of(q, struct group, hold));
-    unlock(t);
-    return NULL;
-}
-
-static int detached(void *(*fn)(void *), void *arg)
-{
-    pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, before;
-    rs_assert(pthread_attr_init(&attr) == 0);
-    rs_assert(pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, &attr, fn, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return r;
-}
-
-/* Copies of the group's may be under way, and their end can't be asked for: a thread waits for all that
- * is on the copy streams. None is added to meanwhile. */
-static void settle(struct local *t, struct group *g, int why)
-{
-    if (g->is_held)
-        return;
-    g->is_held = true;
-    g->n_parts++;
-    queue_push(&t->held, &g->hold);
-    if (t->settling)
-        return;
-    t->settling = true;
-    t->why = t->why == 0 ? why : t->why;
-    for (uint32_t i = 0; i < t->n_devices; i++) {
-        t->ports[i].dying = t->ports[i].copies;
-        t->ports[i].copies = NULL;
-    }
-    /* Without a thread those groups stay: it is not quiesced any more, and who waits for that ends the
-     * process. */
-    (void)detached(settle_main, t);
-}
-
-static void meet(struct local *t, struct end *send, struct end *receive)
-{
-    bool begun = false;
-    send->met = receive->met = true;
-    send->group->n_unmet--;
-    receive->group->n_unmet--;
-    int r = agree(send, receive) ? copy_message(t, send, receive, &begun) : RS_EPROTO;
-    if (r == 0)
-        return;
-    if (begun) {
-        settle(t, send->group, r);
-        settle(t, receive->group, r);
-    }
-    if (r == RS_EPROTO)
-        disagree(send, receive);
-    group_fail(send->group, r, err_name(r));
-    group_fail(receive->group, r, err_name(r));
-    if (t->behind != NULL)
-        transport_abort(t->behind); /* what goes on behind may be waited for in vain */
-}
-
-/* The n-th send meets the n-th receive. */
-static void post(struct local *t, struct end *x)
-{
-    struct queue *channel = channel_of(t, x);
-    struct end *first = queue_empty(channel) ? NULL : container_of(channel->next, struct end, link);
-    x->posted = true;
-    if (first == NULL || first->what->send == x->what->send) {
-        queue_push(channel, &x->link);
-        return;
-    }
-    queue_remove(&first->link);
-    meet(t, x->what->send ? x : first, x->what->send ? first : x);
-}
-
-/* Its ends that have met none never will. */
-static void take_back(struct group *g)
-{
-    for (uint32_t i = 0; i < g->n_ends; i++) {
-        struct end *x = &g->ends[i];
-        if (!x->posted || x->met)
-            continue;
-        queue_remove(&x->link);
-        x->met = true;
-        g->n_unmet--;
-    }
-}
-
 /* --- the way of a group ------------------------------------------------------------------------- */
 
-static void part_over(struct local *t, struct group *g)
+void local_part_over(struct local *t, struct group *g)
 {
     if (--g->n_parts > 0)
         return;
@@ -378,8 +86,7 @@ static void group_free(struct group *g)
     mem_free(g);
 }
 
-/* Lets the mutex go, and calls on_done of what is over. Nothing touches the transport afterwards. */
-static void unlock(struct local *t)
+void local_unlock(struct local *t)
 {
     struct queue over;
     queue_init(&over);
@@ -410,8 +117,8 @@ static void ends_done(void *arg)
     look_at_devices(t, g);
     if (g->status == 0)
         damage(t, g);
-    part_over(t, g);
-    unlock(t);
+    local_part_over(t, g);
+    local_unlock(t);
 }
 
 /* Why a group can't begin, in the group. */
@@ -419,9 +126,9 @@ static bool may_start(struct local *t, struct group *g)
 {
     struct port *port = &t->ports[g->device];
     if (t->aborted)
-        group_fail(g, RS_ECANCELED, "the attempt was aborted");
+        local_group_fail(g, RS_ECANCELED, "the attempt was aborted");
     else if (port->failed != 0)
-        group_fail(g, port->failed, "an earlier group of the attempt failed");
+        local_group_fail(g, port->failed, "an earlier group of the attempt failed");
     else
         g->status = device_error(port->device, &g->err);
     return g->status == 0;
@@ -441,7 +148,7 @@ static int start(struct local *t, struct group *g)
     g->n_parts += g->rest.n_messages > 0;
     g->n_unmet = g->n_ends;
     for (uint32_t i = 0; i < g->n_ends; i++)
-        post(t, &g->ends[i]);
+        local_post(t, &g->ends[i]);
     return 0;
 }
 
@@ -450,16 +157,16 @@ static void pass(struct local *t, struct group *g)
     g->stage = PASSED;
     queue_remove(&g->link);
     if (g->n_ends == 0 && g->rest.n_messages > 0) {
-        part_over(t, g);
+        local_part_over(t, g);
         return;
     }
     int r = device_call(g->stream, ends_done, g);
     if (r == 0)
         return;
-    group_fail(g, r, err_name(r));
+    local_group_fail(g, r, err_name(r));
     if (g->n_ends > 0)
-        settle(t, g, r);
-    part_over(t, g);
+        local_settle(t, g, r);
+    local_part_over(t, g);
 }
 
 /* One of the port's first group's steps, where one can be done. */
@@ -476,7 +183,7 @@ static bool step(struct local *t, struct port *port)
     if (may_start(t, g)) {
         int r = start(t, g);
         if (r != 0)
-            group_fail(g, r, err_name(r));
+            local_group_fail(g, r, err_name(r));
     } else {
         g->stage = STARTED;
     }
@@ -504,12 +211,12 @@ static void rest_done(struct transport_group *rest, int status, const struct err
         g->err = *e;
     }
     if (g->status != 0) {
-        take_back(g);
+        local_take_back(g);
         t->ports[g->device].failed = g->status;
     }
     advance(t);
-    part_over(t, g);
-    unlock(t);
+    local_part_over(t, g);
+    local_unlock(t);
 }
 
 /* --- enqueueing --------------------------------------------------------------------------------- */
@@ -629,7 +336,7 @@ static int local_enqueue(struct transport *base, uint32_t device, struct device_
         return r;
     (void)pthread_mutex_lock(&t->mutex);
     r = admit(t, g);
-    unlock(t);
+    local_unlock(t);
     if (r != 0)
         group_free(g);
     return r;
@@ -673,7 +380,7 @@ static int local_connect(struct transport *base, struct transport_connect *c)
 static bool local_takes_pieces(const struct transport *base, uint32_t device, uint32_t peer)
 {
     const struct local *t = local_of(base);
-    if (is_pair(t, device, peer) && is_pair(t, peer, device))
+    if (local_is_pair(t, device, peer) && local_is_pair(t, peer, device))
         return true;
     return t->behind != NULL && transport_takes_pieces(t->behind, device, peer);
 }
@@ -687,14 +394,14 @@ static void local_abort(struct transport *base)
         queue_foreach (q, &t->ports[i].groups) {
             struct group *g = container_of(q, struct group, link);
             if (g->stage == STARTED && g->n_unmet > 0)
-                group_fail(g, RS_ECANCELED, "the attempt was aborted");
-            take_back(g);
+                local_group_fail(g, RS_ECANCELED, "the attempt was aborted");
+            local_take_back(g);
         }
     }
     advance(t);
     if (t->behind != NULL)
         transport_abort(t->behind);
-    unlock(t);
+    local_unlock(t);
 }
 
 static bool local_quiesced(const struct transport *base)
@@ -765,7 +472,7 @@ static void init_ports(struct local *t, struct device *const *devices)
         queue_init(&t->ports[i].groups);
         for (uint32_t k = 0; k < t->n_devices; k++) {
             queue_init(&t->channels[(size_t)i * t->n_devices + k]);
-            rs_assert(!is_pair(t, i, k) || (devices[i] != NULL && devices[k] != NULL));
+            rs_assert(!local_is_pair(t, i, k) || (devices[i] != NULL && devices[k] != NULL));
         }
     }
 }
