@@ -50,6 +50,10 @@ class Deadline(AssertionError):
 # --- the daemon ---------------------------------------------------------------------------------------
 
 
+# Settings with which messages between devices of the node are device copies.
+COPIES = {"devices__local_pairs": "copy", **({} if os.environ.get("RESHARD_BACKEND") == "cuda" else {"devices__transport": "tcp"})}
+
+
 class Daemon:
     """One reshardd: its folder, its process, its log. Restarts keep the folder."""
 
@@ -63,7 +67,8 @@ class Daemon:
                          "clients": {"grace_ms": int(2000 * SLOW)}}
         # On the stand-in for GPUs: its libraries are on the library path (make check-standin).
         if os.environ.get("RESHARD_BACKEND") == "cuda":
-            self.settings["devices"].update(backend="cuda", transport="nccl")
+            # Messages between its devices by NCCL, which the tests are about, though they reach each other; COPIES is the other way.
+            self.settings["devices"].update(backend="cuda", transport="nccl", local_pairs="transport")
         for key, value in settings.items():
             section, name = key.split("__")
             self.settings.setdefault(section, {})[name] = value

@@ -85,6 +85,21 @@ class Ways(unittest.TestCase):
         self.one(small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7],
                  daemon={"devices__ring_slots": 1, "devices__chunk_bytes": 4096})
 
+    def test_messages_inside_the_node_may_be_device_copies(self):
+        # Four source devices are a domain, the others another one: what crosses is counted as network all the same.
+        for delays in ({}, {"test__host_seed": 5, "test__host_max_delay_us": 200}):
+            with Daemon(**COPIES, **delays) as d:
+                d.wait_log("messages between devices of this node: device copies")
+                self.assertEqual(d.status().local_pairs, "device copies")
+                f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], automatic=True)
+                for version in (1, 2, 3):
+                    s = f.refit(version)
+                    self.assertGreater(s.bytes.network, 0)
+                    self.assertEqual(s.bytes.network, s.bytes.network_minimum)
+                    for w in f.destinations:
+                        self.assertEqual(w.wrong(version, w.shadow), [])
+                        w.apply(version)
+
     def test_delays_and_poison_in_the_device_change_nothing(self):
         self.one(small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5],
                  daemon={"test__host_seed": 7, "test__host_max_delay_us": 300})
