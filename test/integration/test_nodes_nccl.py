@@ -258,6 +258,25 @@ class Paper(Case):
             self.assertTrue(plan["groups_least"] <= real["groups"] <= plan["groups_most"], said)
 
 
+    def test_what_is_relayed_between_domains_of_a_node_is_copied(self):
+        # Two domains of n1 need all of it. Each byte comes to n1 by NCCL at least once; what one domain hands to the other does not.
+        size = 1024 * 2048 + 1024
+        for local_pairs in ("copy", "transport"):
+            with tempfile.TemporaryDirectory(prefix="reshard-paper-") as folder:
+                folder = pathlib.Path(folder)
+                nodes = self.nodes(2, env={n: {"STANDIN_COUNTERS": str(folder / n), "STANDIN_NVLINK": "2"} for n in ("n0", "n1")},
+                                   devices__local_pairs=local_pairs)
+                f = Fleet(nodes, bulk("train", [1], [None]), bulk("rollout", [4], [None], instances=[[0, 1], [2, 3]]),
+                          ["n0:0"], [f"n1:{i}" for i in range(4)], worker=BulkWorker)
+                self.clean(f, 1)
+                n0, n1 = ({k: sum(d[k] for d in self.counted(folder / n)) for k in ("sent_bytes", "received_bytes")} for n in ("n0", "n1"))
+                nodes.close()
+            relayed = 2 * size - n0["sent_bytes"]
+            self.assertGreater(relayed, 0)
+            self.assertEqual(n1["sent_bytes"], 0 if local_pairs == "copy" else relayed)
+            self.assertEqual(n1["received_bytes"], n0["sent_bytes"] + n1["sent_bytes"])
+
+
 class Domains(Case):
     def domains(self, count, env, **more):
         nodes = self.nodes(count, env={f"n{i}": env for i in range(count)}, **more)
