@@ -66,7 +66,8 @@ int api_event(const void *data, size_t n_bytes, struct reshard_event *ret, struc
 
 /* ---- api_calls.c ---- */
 
-int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
+/* event: CUDA_HANDLE_BYTES, or NULL. */
+int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, const uint8_t *event,
                 const struct reshard_expected *expected, size_t n_expected, uint64_t deadline_ns,
                 struct err *e);
 /* request_id is that of the caller, never NULL; options may be NULL. */

@@ -3,6 +3,7 @@
 
 #include "client/api.h"
 #include "client/api_pack.h"
+#include "client/cuda.h"
 #include "client/link.h"
 #include "rpc/pb_budget.h"
 
@@ -27,7 +28,7 @@ static int call_empty(struct rpc_channel *c, const char *path, const ProtobufCMe
     return r;
 }
 
-int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
+int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, const uint8_t *event,
                 const struct reshard_expected *expected, size_t n_expected, uint64_t deadline_ns,
                 struct err *e)
 {
@@ -35,6 +36,8 @@ int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version,
     Reshard__V1__PublishRequest m = RESHARD__V1__PUBLISH_REQUEST__INIT;
     m.worker = worker;
     m.version = version;
+    if (event != NULL)
+        m.cuda_event = (ProtobufCBinaryData){CUDA_HANDLE_BYTES, (uint8_t *)(uintptr_t)event};
     Reshard__V1__ExpectedFingerprint *items = arena_alloc(&arena, n_expected, sizeof *items);
     m.expected = arena_alloc(&arena, n_expected, sizeof(void *));
     for (size_t i = 0; !arena.failed && i < n_expected; i++) {

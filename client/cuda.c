@@ -31,6 +31,7 @@ struct driver {
     int (*pop)(void **ret_context);
     int (*synchronise)(void);
     int (*ipc_handle)(uint8_t *ret, device_pointer p);
+    int (*event_handle)(uint8_t *ret, void *event);
     int (*vmm_retain)(device_pointer *ret_handle, const void *p);
     int (*vmm_export)(void *ret_fd, device_pointer handle, int type, unsigned long long flags);
     int (*vmm_release)(device_pointer handle);
@@ -49,6 +50,7 @@ static int driver_open(struct driver *ret, struct err *e)
                                         "cuCtxPopCurrent_v2",
                                         "cuCtxSynchronize",
                                         "cuIpcGetMemHandle",
+                                        "cuIpcGetEventHandle",
                                         "cuMemRetainAllocationHandle",
                                         "cuMemExportToShareableHandle",
                                         "cuMemRelease"};
@@ -108,6 +110,23 @@ int cuda_synchronise(int ordinal, struct err *e)
     int result = v.synchronise();
     context_leave(&v, ordinal);
     return result == OK ? 0 : said(&v, result, RS_EDEVICE, "waiting for the device", e);
+}
+
+int cuda_event_export(void *event, uint8_t ret[CUDA_HANDLE_BYTES], struct err *e)
+{
+    struct driver v;
+    uint8_t handle[CUDA_HANDLE_BYTES] = {0};
+    int r = driver_open(&v, e);
+    if (r != 0)
+        return r;
+    int result = v.event_handle(handle, event);
+    if (result != OK)
+        return said(&v, result, RS_EINVAL,
+                    "the handle of an event (was it made with cudaEventInterprocess | "
+                    "cudaEventDisableTiming?)",
+                    e);
+    memcpy(ret, handle, sizeof handle);
+    return 0;
 }
 
 /* --- export -------------------------------------------------------------------------------------- */

@@ -22,6 +22,10 @@ struct segment_export {
  * be exported, or the range leaves its allocation. */
 int cuda_export(const void *device_pointer, uint64_t bytes, struct segment_export *ret,
                 struct err *e);
+enum { CUDA_HANDLE_BYTES = MEMORY_DEVICE_HANDLE_BYTES };
+/* The handle of an event (cudaEvent_t), by which another process can wait for it. RS_EINVAL: it was not made
+ * with cudaEventInterprocess | cudaEventDisableTiming. */
+int cuda_event_export(void *event, uint8_t ret[CUDA_HANDLE_BYTES], struct err *e);
 /* Waits for all that this process has enqueued on the GPU. RS_EDEVICE. */
 int cuda_synchronise(int ordinal, struct err *e);
 

@@ -344,6 +344,15 @@ RESHARD_API int reshard_publish(struct reshard_worker *worker, uint64_t version,
                                 const struct reshard_expected *expected, size_t n_expected,
                                 uint32_t timeout_ms, struct reshard_error *e);
 
+/* The same without waiting in this process: the daemon reads nothing until `cuda_event` (a cudaEvent_t) has
+ * happened. It was made with cudaEventInterprocess | cudaEventDisableTiming on the worker's GPU, and recorded
+ * behind the writes, on all their streams' behalf, before this call; keep it until this returns.
+ * RESHARD_EINVAL: it can't be exported. RESHARD_EDEADLINE: it has not happened in time. */
+RESHARD_API int reshard_publish_after(struct reshard_worker *worker, uint64_t version,
+                                      void *cuda_event, const struct reshard_expected *expected,
+                                      size_t n_expected, uint32_t timeout_ms,
+                                      struct reshard_error *e);
+
 /* ---- what a destination says ---- */
 
 /* in_place: "my engine is paused, the daemon may write my memory for this version". */

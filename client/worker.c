@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "client/api.h"
 #include "client/client.h"
+#include "client/cuda.h"
 #include "layout/layout.h"
 
 #include "base/banned.h"
@@ -462,6 +463,7 @@ void reshard_worker_info(struct reshard_worker *w, struct reshard_worker_info *r
 
 struct publish_try {
     uint64_t version;
+    const uint8_t *event;
     const struct reshard_expected *expected;
     size_t n_expected;
 };
@@ -470,8 +472,20 @@ static int try_publish(struct link *l, uint64_t worker, uint64_t deadline_ns, vo
                        struct err *e)
 {
     const struct publish_try *t = arg;
-    return api_publish(link_channel(l), worker, t->version, t->expected, t->n_expected, deadline_ns,
-                       e);
+    return api_publish(link_channel(l), worker, t->version, t->event, t->expected, t->n_expected,
+                       deadline_ns, e);
+}
+
+static int publish(struct reshard_worker *w, struct publish_try t, uint32_t timeout_ms,
+                   struct err *e)
+{
+    int r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, e);
+    if (r != 0)
+        return r;
+    pthread_mutex_lock(&w->mutex);
+    w->live_version = t.version;
+    pthread_mutex_unlock(&w->mutex);
+    return 0;
 }
 
 int reshard_publish(struct reshard_worker *w, uint64_t version,
@@ -479,15 +493,22 @@ int reshard_publish(struct reshard_worker *w, uint64_t version,
                     struct reshard_error *e)
 {
     struct err err = {0};
-    struct publish_try t = {version, expected, n_expected};
     int r = segments_synchronise(w->segments, w->n_segments, &err);
     if (r == 0)
-        r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, &err);
-    if (r == 0) {
-        pthread_mutex_lock(&w->mutex);
-        w->live_version = version;
-        pthread_mutex_unlock(&w->mutex);
-    }
+        r = publish(w, (struct publish_try){version, NULL, expected, n_expected}, timeout_ms, &err);
+    return client_give(e, r, &err);
+}
+
+int reshard_publish_after(struct reshard_worker *w, uint64_t version, void *cuda_event,
+                          const struct reshard_expected *expected, size_t n_expected,
+                          uint32_t timeout_ms, struct reshard_error *e)
+{
+    struct err err = {0};
+    uint8_t event[CUDA_HANDLE_BYTES];
+    int r = cuda_event_export(cuda_event, event, &err);
+    if (r == 0)
+        r = publish(w, (struct publish_try){version, event, expected, n_expected}, timeout_ms,
+                    &err);
     return client_give(e, r, &err);
 }
 

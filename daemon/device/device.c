@@ -106,6 +106,18 @@ void device_import_close(struct device *d, enum device_import_kind kind, void *p
         d->ops->import_close(d, kind, p, bytes);
 }
 
+int device_event_import(struct device *d, const uint8_t *handle, struct device_event **ret,
+                        struct err *e)
+{
+    if (d->ops->event_import == NULL)
+        return err_set(
+            e, RS_EPRECOND,
+            "device %u is of backend '%s' and shares no events: wait for your writes before you "
+            "publish",
+            d->local, d->ops->kind);
+    return d->ops->event_import(d, handle, ret, e);
+}
+
 const char *device_name(const struct device *d)
 {
     return d->ops->name == NULL ? "" : d->ops->name(d);

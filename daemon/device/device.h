@@ -96,6 +96,11 @@ int device_import(struct device *d, const struct device_import *from, void **ret
 /* The owner may free the memory once this has returned for the last import. Nothing may be in flight.
  * Any thread. */
 void device_import_close(struct device *d, enum device_import_kind kind, void *p, size_t bytes);
+/* An event that another process exported (cudaIpcGetEventHandle: DEVICE_IPC_BYTES) and has recorded: asked
+ * by device_event_done, closed by device_event_free; it is neither recorded nor waited for here.
+ * RS_EPRECOND: the device shares none (host). RS_EINVAL: the owner is gone, or this process. */
+int device_event_import(struct device *d, const uint8_t *handle, struct device_event **ret,
+                        struct err *e);
 /* "GPU-<uuid>"; "" for a host device. */
 const char *device_name(const struct device *d);
 
@@ -155,6 +160,9 @@ struct device_ops {
     int (*poison)(struct device_stream *s, void *p, size_t bytes);
     int (*event_new)(struct device *d, struct device_event **ret);
     void (*event_free)(struct device_event *ev);
+    /* NULL: it shares none */
+    int (*event_import)(struct device *d, const uint8_t *handle, struct device_event **ret,
+                        struct err *e);
     int (*event_record)(struct device_event *ev, struct device_stream *s);
     int (*event_wait)(struct device_stream *s, struct device_event *ev);
     bool (*event_done)(const struct device_event *ev);

@@ -101,6 +101,7 @@ static const struct device_ops cuda_ops = {
     .poison = cuda_poison,
     .event_new = cuda_event_new,
     .event_free = cuda_event_free,
+    .event_import = cuda_event_import,
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_done = cuda_event_done,

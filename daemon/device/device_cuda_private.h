@@ -114,6 +114,8 @@ int cuda_enqueue(struct device_stream *s, struct item *item);
 int cuda_call(struct device_stream *s, void (*fn)(void *arg), void *arg);
 int cuda_event_new(struct device *d, struct device_event **ret);
 void cuda_event_free(struct device_event *ev);
+int cuda_event_import(struct device *d, const uint8_t *handle, struct device_event **ret,
+                      struct err *e);
 int cuda_event_record(struct device_event *ev, struct device_stream *s);
 int cuda_event_wait(struct device_stream *s, struct device_event *ev);
 bool cuda_event_done(const struct device_event *ev);

@@ -24,23 +24,69 @@ static struct cuda_event *event_of(const struct device_event *ev)
 
 /* --- events ------------------------------------------------------------------------------------ */
 
-int cuda_event_new(struct device *d, struct device_event **ret)
+/* NULL when memory is out. */
+static struct cuda_event *event_alloc(struct device *d)
 {
-    struct device_cuda *c = cuda_of(d);
     struct cuda_event *ev = mem_zalloc(sizeof *ev);
     if (ev == NULL)
-        return RS_ENOMEM;
+        return NULL;
     ev->base.device = d;
     ev->refs = 1;
-    cudaError_t r = cudaSetDevice(c->ordinal);
+    (void)pthread_mutex_init(&ev->mutex, NULL);
+    (void)pthread_cond_init(&ev->changed, NULL);
+    return ev;
+}
+
+static void event_destroy(struct cuda_event *ev)
+{
+    (void)pthread_cond_destroy(&ev->changed);
+    (void)pthread_mutex_destroy(&ev->mutex);
+    mem_free(ev);
+}
+
+int cuda_event_new(struct device *d, struct device_event **ret)
+{
+    struct cuda_event *ev = event_alloc(d);
+    if (ev == NULL)
+        return RS_ENOMEM;
+    cudaError_t r = cudaSetDevice(cuda_of(d)->ordinal);
     if (r == cudaSuccess)
         r = cudaEventCreateWithFlags(&ev->cuda, cudaEventDisableTiming);
     if (r != cudaSuccess) {
-        mem_free(ev);
+        event_destroy(ev);
         return cuda_code_of(r);
     }
-    (void)pthread_mutex_init(&ev->mutex, NULL);
-    (void)pthread_cond_init(&ev->changed, NULL);
+    *ret = &ev->base;
+    return 0;
+}
+
+/* Its one record is its owner's, which came before the handle. */
+int cuda_event_import(struct device *d, const uint8_t *handle, struct device_event **ret,
+                      struct err *e)
+{
+    struct device_cuda *c = cuda_of(d);
+    struct cuda_event *ev = event_alloc(d);
+    cudaIpcEventHandle_t h;
+    _Static_assert(sizeof h == DEVICE_IPC_BYTES, "a handle travels whole");
+    if (ev == NULL)
+        return err_set(e, RS_ENOMEM, "CUDA device %u: out of memory", d->local);
+    memcpy(&h, handle, sizeof h);
+    cudaError_t r = cudaSetDevice(c->ordinal);
+    if (r == cudaSuccess)
+        r = cudaIpcOpenEventHandle(&ev->cuda, h);
+    if (r != cudaSuccess) {
+        (void)cudaGetLastError();
+        (void)cuda_said(
+            c, r,
+            "opening an event: its owner must be alive, another process than this and in its pid "
+            "namespace, and have made it with cudaEventInterprocess",
+            e);
+        event_destroy(ev);
+        if (e != NULL)
+            e->code = RS_EINVAL;
+        return RS_EINVAL;
+    }
+    ev->recorded = ev->issued = 1;
     *ret = &ev->base;
     return 0;
 }
@@ -53,9 +99,7 @@ static void event_unref(struct cuda_event *ev)
     if (!last)
         return;
     (void)cudaEventDestroy(ev->cuda);
-    (void)pthread_cond_destroy(&ev->changed);
-    (void)pthread_mutex_destroy(&ev->mutex);
-    mem_free(ev);
+    event_destroy(ev);
 }
 
 void cuda_event_free(struct device_event *ev)

@@ -234,7 +234,8 @@ static int loop(struct plane *p, struct wire_packet *packet)
     while (!p->stop && !p->broken) {
         struct pollfd fds[2] = {{.fd = p->wake_fd, .events = POLLIN},
                                 {.fd = p->socket, .events = POLLIN}};
-        int n = poll(fds, 2, timeout_ms(p, attempts_progress(p)));
+        uint64_t progress_ns = attempts_progress(p), look_ns = errands_look(p);
+        int n = poll(fds, 2, timeout_ms(p, progress_ns < look_ns ? progress_ns : look_ns));
         if (n < 0 && errno != EINTR)
             return err_from_errno(errno);
         if (n <= 0)

@@ -1,11 +1,12 @@
 /* PUBLISH, CHECK and APPLY: passes over one worker's memory that belong to no attempt.
  *
- *   PUBLISH  [cells of a program,] then each piece of live memory is read
+ *   PUBLISH  [the worker's event is waited for,] [cells of a program,] then each piece of live memory is read
  *   CHECK    each piece of the named memory is read
  *   APPLY    each piece of the shadow is copied to live memory, its fingerprint taken on the way;
  *            then live memory is read and must give the same */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/mem.h"
 #include "exec/prints.h"
@@ -15,7 +16,7 @@
 #include "base/banned.h"
 
 enum errand_pass { PASS_CELLS, PASS_COPY, PASS_READ };
-enum { ERRAND_CHUNK_BYTES = 4 << 20 };
+enum { ERRAND_CHUNK_BYTES = 4 << 20, EVENT_LOOK_NS = 500000 };
 
 struct errand {
     struct queue link;
@@ -31,6 +32,10 @@ struct errand {
     uint64_t *copied;
     uint8_t *known; /* PUBLISH: tensors whose cells add up to their sum already */
     bool stopped;
+    struct device_event
+        *event; /* PUBLISH: read nothing before; NULL: there is none, or it has happened */
+    uint64_t event_until_ns;
+    uint32_t event_ms;
     /* PUBLISH with a program. */
     const void *program_data;
     size_t program_bytes;
@@ -44,6 +49,7 @@ static void errand_free(struct errand *x)
 {
     struct plane *p = x->plane;
     struct worker *w = x->worker;
+    device_event_free(x->event);
     if (x->program_data != NULL)
         wire_unmap(x->program_data, x->program_bytes);
     mem_free(x->sums);
@@ -135,7 +141,7 @@ static int errand_fill(struct pump *pump, struct pump_ticket *t)
     uint64_t budget = ERRAND_CHUNK_BYTES;
     int r = 0;
     (void)t;
-    if (pass_over(x))
+    if (pass_over(x) || x->event != NULL)
         return 0;
     batch_init(&b, *pump->stream, &x->plane->devices[x->worker->device].ways[0].check_work);
     while (r == 0 && budget > 0 && !pass_over(x))
@@ -231,8 +237,8 @@ static void errand_idle(struct pump *pump)
     int status = pump->status;
     if (status == 0 && x->stopped)
         status = plane_lease_holds(x->plane) ? RS_ECANCELED : RS_EDEADLINE;
-    if (status == 0 && !pass_over(x))
-        return; /* the lease is out: errands_lease_lost follows */
+    if (status == 0 && (!pass_over(x) || x->event != NULL))
+        return; /* the lease is out: errands_stop follows; or the event: errands_look */
     if (status == 0 && x->pass == PASS_CELLS)
         status = sum_cells(x);
     if (status != 0) {
@@ -287,6 +293,16 @@ static int open_publish(struct errand *x, const struct wire_packet *packet, stru
     memcpy(&m, packet->body, sizeof(m));
     if (packet->n_fds != (m.has_program != 0 ? 1U : 0U))
         return err_set(e, RS_EPROTO, "%u descriptors", packet->n_fds);
+    if (m.unread != 0)
+        x->piece = x->worker->bindings[WIRE_LIVE]->n_pieces;
+    if (m.has_event != 0) {
+        int r =
+            device_event_import(x->plane->devices[x->worker->device].device, m.event, &x->event, e);
+        if (r != 0)
+            return err_prefix(e, r, "the event that was published with");
+        x->event_ms = m.event_ms;
+        x->event_until_ns = clock_mono_ns() + m.event_ms * UINT64_C(1000000);
+    }
     return m.has_program != 0 ? open_program(x, packet, m.place, e) : 0;
 }
 
@@ -379,6 +395,45 @@ void errand_start(struct plane *p, struct wire_packet *packet)
     x->pump.landed = errand_landed;
     x->pump.idle = errand_idle;
     pump_run(&x->pump);
+}
+
+/* Of a PUBLISH that waits for its event: has it happened, and is it still wanted? */
+static void look(struct errand *x)
+{
+    if (device_event_done(x->event)) {
+        device_event_free(x->event);
+        x->event = NULL;
+        pump_run(&x->pump);
+        return;
+    }
+    struct err e = {0};
+    if (x->worker->unbinding)
+        errand_fail(x, err_set(&e, RS_ECANCELED, "the worker is leaving"), &e, UINT32_MAX);
+    else if (clock_mono_ns() > x->event_until_ns)
+        errand_fail(
+            x,
+            err_set(&e, RS_EDEADLINE,
+                    "the event that was published with has not happened within %u ms: record it "
+                    "before publishing",
+                    x->event_ms),
+            &e, UINT32_MAX);
+}
+
+/* Asked from here instead of waited for on a stream: a trainer that is late holds up nobody else, and
+ * can be given up. */
+uint64_t errands_look(struct plane *p)
+{
+    uint64_t next = UINT64_MAX;
+    queue_foreach_safe (q, tmp, &p->errands) {
+        struct errand *x = container_of(q, struct errand, link);
+        if (x->event != NULL)
+            look(x);
+    }
+    queue_foreach (q, &p->errands) {
+        if (container_of(q, struct errand, link)->event != NULL)
+            next = clock_mono_ns() + EVENT_LOOK_NS;
+    }
+    return next;
 }
 
 void errands_stop(struct plane *p)

@@ -189,6 +189,8 @@ void workers_free(struct plane *p);
 
 /* --- errand.c --- */
 void errand_start(struct plane *p, struct wire_packet *packet);
+/* Lets those go on whose worker's event has happened; returns when to look again, or UINT64_MAX. */
+uint64_t errands_look(struct plane *p);
 /* All of them end with RS_ECANCELED once what is in flight is over. */
 void errands_stop(struct plane *p);
 

@@ -186,6 +186,12 @@ struct wire_bind {
 struct wire_publish {
     uint32_t has_program;
     uint32_t place; /* index into program.places: this worker */
+    /* Nothing is read before this event of the worker has happened, for which it is waited `event_ms`. */
+    uint32_t has_event;
+    uint32_t event_ms;
+    uint32_t unread; /* nothing is fingerprinted: only the event is waited for */
+    uint32_t reserved;
+    uint8_t event[WIRE_HANDLE_BYTES]; /* as its owner exported it */
 };
 
 /* Followed by n_places struct wire_place, in the order of program.places. Descriptors, in this

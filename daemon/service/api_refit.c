@@ -42,7 +42,13 @@ static int publish(struct api_call *c, void *request, struct err *e)
     for (size_t i = 0; i < q->n_expected; i++)
         expected[i] = (struct op_expected){q->expected[i]->tensor, q->expected[i]->fingerprint};
     c->waiter.done = publish_done;
-    int r = op_publish(c->service, c->client, q->worker, q->version, expected, q->n_expected,
+    int r = q->cuda_event.len == 0 || q->cuda_event.len == WIRE_HANDLE_BYTES
+                ? 0
+                : err_set(e, RS_EINVAL, "cuda_event has %zu bytes, a cudaIpcEventHandle_t has %d",
+                          q->cuda_event.len, WIRE_HANDLE_BYTES);
+    if (r == 0)
+        r = op_publish(c->service, c->client, q->worker, q->version,
+                       q->cuda_event.len > 0 ? q->cuda_event.data : NULL, expected, q->n_expected,
                        &c->waiter, e);
     mem_free(expected);
     return r;

@@ -163,12 +163,12 @@ static struct node_report report_of(const struct lease *l, enum refit_event_type
 }
 
 int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
-               const struct op_expected *expected, size_t n_expected, struct waiter *w,
-               struct err *e)
+               const uint8_t *event, const struct op_expected *expected, size_t n_expected,
+               struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
     int r = lease_own(s, client, worker, &l, e);
-    return r != 0 ? r : lease_publish(l, version, expected, n_expected, w, e);
+    return r != 0 ? r : lease_publish(l, version, event, expected, n_expected, w, e);
 }
 
 int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t version,

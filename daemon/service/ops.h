@@ -105,8 +105,8 @@ struct op_expected {
 };
 
 int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
-               const struct op_expected *expected, size_t n_expected, struct waiter *w,
-               struct err *e);
+               const uint8_t *event, const struct op_expected *expected, size_t n_expected,
+               struct waiter *w, struct err *e);
 int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
              struct waiter *w, struct err *e);
 int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t version,

@@ -16,6 +16,7 @@ void publication_unref(struct publication *p)
         return;
     mem_free(p->fingerprints);
     mem_free(p->expected);
+    mem_free(p->event);
     mem_free(p);
 }
 
@@ -99,6 +100,12 @@ static void publish_finish(struct lease *l, int code, const char *text)
                        "the coordinator could not be told; publish again");
 }
 
+/* With verification off nothing is fingerprinted. */
+static bool unread(const struct lease *l)
+{
+    return l->service->config->verify[0] == 'o';
+}
+
 static void on_published(struct link_request *r, int code, struct wire_packet *packet,
                          const struct err *e)
 {
@@ -110,7 +117,8 @@ static void on_published(struct link_request *r, int code, struct wire_packet *p
         publish_finish(l, code == RS_EPEER ? RS_EUNAVAIL : code, err_text(&mine, code));
         return;
     }
-    code = lease_table(l, packet, &l->publishing->fingerprints, &mine);
+    if (!unread(l))
+        code = lease_table(l, packet, &l->publishing->fingerprints, &mine);
     publish_finish(l, code, err_text(&mine, code));
 }
 
@@ -148,8 +156,15 @@ static uint32_t place_likely(const struct lease *l)
 static int publish_send(struct lease *l, struct err *e)
 {
     uint32_t place = place_likely(l);
-    bool known = place != PROGRAM_NONE;
-    struct wire_publish body = {.has_program = known, .place = known ? place : 0};
+    bool known = place != PROGRAM_NONE && !unread(l);
+    const struct publication *p = l->publishing;
+    struct wire_publish body = {.has_program = known,
+                                .place = known ? place : 0,
+                                .has_event = p->event != NULL,
+                                .event_ms = l->service->config->memory_timeout_ms / 2,
+                                .unread = unread(l)};
+    if (p->event != NULL)
+        memcpy(body.event, p->event, sizeof body.event);
     struct wire_header h = {.type = WIRE_PUBLISH,
                             .model = l->model->id,
                             .worker = l->id,
@@ -163,7 +178,7 @@ static int publish_send(struct lease *l, struct err *e)
 static void publish_begin(struct lease *l)
 {
     struct err e = {0};
-    if (l->service->config->verify[0] == 'o') {
+    if (unread(l) && l->publishing->event == NULL) {
         publish_finish(l, 0, "");
         return;
     }
@@ -229,14 +244,24 @@ static int publish_ask(struct lease *l, struct waiter *w, struct err *e)
     return code;
 }
 
-int lease_publish(struct lease *l, uint64_t version, const struct op_expected *expected,
-                  size_t n_expected, struct waiter *w, struct err *e)
+static int event_copy(struct publication *p, const uint8_t *event, struct err *e)
+{
+    p->event = mem_alloc(WIRE_HANDLE_BYTES);
+    if (p->event == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to publish");
+    memcpy(p->event, event, WIRE_HANDLE_BYTES);
+    return 0;
+}
+
+int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
+                  const struct op_expected *expected, size_t n_expected, struct waiter *w,
+                  struct err *e)
 {
     if (l->publishing != NULL)
         return err_set(e, RS_EPRECOND,
                        "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
                        l->publishing->version);
-    if (n_expected > 0 && l->service->config->verify[0] == 'o')
+    if (n_expected > 0 && unread(l))
         return err_set(e, RS_EPRECOND,
                        "expected fingerprints can't be checked: this daemon takes none ([refit] "
                        "verify = off); set it to sampled or full, or expect nothing");
@@ -247,6 +272,8 @@ int lease_publish(struct lease *l, uint64_t version, const struct op_expected *e
         .refs = 1, .version = version, .n_tensors = l->layout->layout->n_tensors};
     l->publishing = p;
     int r = expected_copy(l, p, expected, n_expected, e);
+    if (r == 0 && event != NULL)
+        r = event_copy(p, event, e);
     if (r == 0)
         r = publish_ask(l, w, e);
     if (r != 0) {

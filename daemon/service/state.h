@@ -85,6 +85,7 @@ struct publication {
     /* per tensor of the source layout, this rank's shards; NULL: verification is off */
     uint64_t *fingerprints;
     uint32_t n_tensors;
+    uint8_t *event; /* NULL: the client has waited; else its event, WIRE_HANDLE_BYTES */
     struct publication_print *expected; /* of whole tensors, by the client's own way */
     uint32_t n_expected;
 };

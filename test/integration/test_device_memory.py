@@ -309,6 +309,114 @@ class Lives(unittest.TestCase):
             self.assertEqual(d.data_plane_pid(), pid)
 
 
+@on_standin
+class Events(unittest.TestCase):
+    """A trainer that publishes while its writes are still to come, with an event behind them."""
+
+    class Writes:
+        """Writes of a trainer that its GPU does not begin before `go`."""
+
+        def __init__(self, w, version):
+            self.runtime, self.memory, self.gate = CUDA.runtime, w.memory, threading.Event()
+            self.stream, self.event = ctypes.c_void_p(), ctypes.c_void_p()
+            before = w.memory[:]
+            w.write(version)
+            self.data = ctypes.create_string_buffer(w.memory[:], len(w.memory))
+            w.memory[:] = before
+            self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: self.gate.wait(WAIT_S))
+            CUDA.use(w.device)
+            CUDA.ok(self.runtime.cudaStreamCreateWithPriority(ctypes.byref(self.stream), 1, 0))
+            CUDA.ok(self.runtime.cudaEventCreateWithFlags(ctypes.byref(self.event), 2 | 4))
+            CUDA.ok(self.runtime.cudaLaunchHostFunc(self.stream, self.callback, None))
+            CUDA.ok(self.runtime.cudaMemcpyAsync(ctypes.c_void_p(w.memory.base + w.memory.offset), self.data,
+                                                 ctypes.c_size_t(len(self.data)), 1, self.stream))
+            CUDA.ok(self.runtime.cudaEventRecord(self.event, self.stream))
+
+        def handle(self):
+            out = ctypes.create_string_buffer(64)
+            CUDA.ok(self.runtime.cudaIpcGetEventHandle(out, self.event))
+            return out.raw
+
+        def go(self):
+            self.gate.set()
+
+        def close(self):
+            self.go()
+            CUDA.ok(self.runtime.cudaStreamSynchronize(self.stream))
+            CUDA.ok(self.runtime.cudaEventDestroy(self.event))
+            CUDA.ok(self.runtime.cudaStreamDestroy(self.stream))
+
+    def publish(self, w, version, event):
+        return w.client.stub.Publish.future(pb.PublishRequest(worker=w.id, version=version, cuda_event=event),
+                                            timeout=WAIT_S)
+
+    def waits(self, future):
+        with self.assertRaises(grpc.FutureTimeoutError):
+            future.result(timeout=0.3)
+
+    def refit_behind_an_event(self, d, publish):
+        f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
+        f.refit(1)
+        f.destinations[0].apply(1)
+        writes = self.Writes(f.sources[0], 2)
+        published = publish(f.sources[0], writes)
+        self.waits(published)
+        writes.go()
+        published.result(timeout=WAIT_S)
+        f.submit(2)
+        self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+        f.destinations[0].apply(2)
+        self.assertEqual(f.destinations[0].wrong(2), [])
+        writes.close()
+
+    def test_nothing_is_read_before_the_event_has_happened(self):
+        for verify in ("full", "off"):
+            with Daemon(refit__verify=verify) as d:
+                self.refit_behind_an_event(d, lambda w, x: self.publish(w, 2, x.handle()))
+
+    def test_other_publishes_on_that_device_are_not_held_up(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
+            g = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1], model="other")
+            writes = self.Writes(f.sources[0], 1)
+            published = self.publish(f.sources[0], 1, writes.handle())
+            self.waits(published)
+            g.refit(1)
+            self.assertFalse(published.done())
+            writes.close()
+            published.result(timeout=WAIT_S)
+
+    def test_an_event_that_does_not_happen_is_told_and_the_worker_goes_on(self):
+        with Daemon(refit__memory_timeout_ms=600) as d:
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
+            pid, writes = d.data_plane_pid(), self.Writes(f.sources[0], 1)
+            with refused(self, grpc.StatusCode.DEADLINE_EXCEEDED, "event", "300 ms", "record it before publishing"):
+                self.publish(f.sources[0], 1, writes.handle()).result(timeout=WAIT_S)
+            writes.close()
+            f.refit(1)
+            self.assertEqual(d.data_plane_pid(), pid)
+
+    def test_a_worker_that_leaves_is_not_held_by_its_event(self):
+        with Counters() as counters, Daemon() as d:
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
+            writes = self.Writes(f.sources[0], 1)
+            published = self.publish(f.sources[0], 1, writes.handle())
+            self.waits(published)
+            f.sources[0].goodbye()
+            self.assertIsNotNone(published.exception(timeout=WAIT_S))
+            f.trainer.drop(f.sources[0].segment)
+            self.assertEqual(counters.of(0, Counters.OPEN), 0)
+            writes.close()
+
+    def test_what_is_no_event_is_refused(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
+            for handle, words in ((bytes(64), ("opening an event", "cudaEventInterprocess")), (bytes(10), ("10 bytes",))):
+                with refused(self, grpc.StatusCode.INVALID_ARGUMENT, *words):
+                    self.publish(f.sources[0], 1, handle).result(timeout=WAIT_S)
+            f.refit(1)
+
+
 class Library:
     """libreshard by ctypes: a C trainer's calls."""
 
@@ -368,6 +476,9 @@ class Library:
     def publish(self, w, version):
         self.call(self.library.reshard_publish, w, ctypes.c_uint64(version), None, ctypes.c_size_t(0), 0)
 
+    def publish_after(self, w, version, event):
+        self.call(self.library.reshard_publish_after, w, ctypes.c_uint64(version), event, None, ctypes.c_size_t(0), 0)
+
     def free(self, segment):
         self.call(self.library.reshard_segment_free, segment, 0)
 
@@ -398,12 +509,22 @@ class Libreshard(unittest.TestCase):
         ctypes.memmove(source, data, len(data))
         os.environ["STANDIN_DELAY_US"] = "300000"
         CUDA.ok(CUDA.runtime.cudaMemcpyAsync(ctypes.c_void_p(p), source, ctypes.c_size_t(len(data)), 1, stream))
+        return stream
 
-    def refit(self, d, library, worker, p, w, version):
+    def event_behind(self, stream, flags):
+        event = ctypes.c_void_p()
+        CUDA.ok(CUDA.runtime.cudaEventCreateWithFlags(ctypes.byref(event), flags))
+        CUDA.ok(CUDA.runtime.cudaEventRecord(event, stream))
+        return event
+
+    def refit(self, d, library, worker, p, w, version, after=False):
         before = os.environ["STANDIN_DELAY_US"]
         CUDA.write(p, bytes([POISON]) * self.N)
-        self.write_late(p, self.content(version))
-        library.publish(worker, version)
+        stream = self.write_late(p, self.content(version))
+        if after:
+            library.publish_after(worker, version, self.event_behind(stream, 2 | 4))
+        else:
+            library.publish(worker, version)
         os.environ["STANDIN_DELAY_US"] = before
         w.client.stub.Submit(pb.SubmitRequest(model="m", version=version, request_id=f"r{version}"), timeout=WAIT_S)
         w.event("committed", version)
@@ -423,6 +544,17 @@ class Libreshard(unittest.TestCase):
         self.assertEqual(library.device(segment), 2)
         self.assertEqual(library.library.reshard_segment_data(segment), p)
         return library, library.source(ONE_JSON, segment, library.device(segment)), p
+
+    def test_publish_after_an_event_leaves_the_waiting_to_the_daemon(self):
+        with Daemon() as d:
+            library, worker, p = self.trainer(d, IPC)
+            w = GpuWorker(GpuClient(d, CUDA), "m", pb.SIDE_DESTINATION, one_destination(), 0, 3, pb.RECEIVE_STAGED, True)
+            for version in range(1, 6):
+                self.refit(d, library, worker, p, w, version, after=True)
+            stream = self.write_late(p, b"x")
+            with self.refused(-1, "cudaEventInterprocess"):
+                library.publish_after(worker, 6, self.event_behind(stream, 2))
+            library.close()
 
     def test_publish_waits_for_the_gpu_and_a_restarted_daemon_gets_the_memory_again(self):
         for kind in (IPC, VMM):

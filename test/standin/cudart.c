@@ -412,26 +412,34 @@ STANDIN_EXPORT cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret, void *p)
     return cudaSuccess;
 }
 
+/* The file that an exporter has open, where that one lives and still has it; else -1. */
+static int ipc_open(const struct ipc_handle *h)
+{
+    struct stat st;
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", h->pid, h->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == h->inode)
+        return fd;
+    if (fd >= 0)
+        (void)close(fd);
+    return -1;
+}
+
 STANDIN_EXPORT cudaError_t cudaIpcOpenMemHandle(void **ret, cudaIpcMemHandle_t handle,
                                                 unsigned flags)
 {
     (void)flags;
     ENTER("cudaIpcOpenMemHandle");
     struct ipc_handle h;
-    struct stat st;
-    char path[64];
     memcpy(&h, &handle, sizeof h);
     if (memcmp(h.magic, "standin", 8) != 0)
         return said(cudaErrorInvalidValue);
     if (h.pid == getpid())
         return said(cudaErrorDeviceUninitialized); /* as the real one: not in the exporter (C16) */
-    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0 || st.st_ino != h.inode) {
-        if (fd >= 0)
-            (void)close(fd);
+    int fd = ipc_open(&h);
+    if (fd < 0)
         return said(cudaErrorMapBufferObjectFailed);
-    }
     return said(standin_map_memory(h.device, fd, h.bytes, ret));
 }
 
@@ -657,11 +665,17 @@ STANDIN_EXPORT cudaError_t cudaFree(void *p)
 
 /* --- events ------------------------------------------------------------------------------------- */
 
-struct CUevent_st {
+/* What an event has come to: of an exported one in a file that others map, too. */
+struct record {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     uint64_t recorded, done, done_ns;
-    int refs, device;
+};
+
+struct CUevent_st {
+    struct record *record;
+    atomic_int refs;
+    int device, fd; /* fd: of the file; -1: it is not shared */
 };
 
 struct event_use {
@@ -671,11 +685,12 @@ struct event_use {
 
 static void unref(struct CUevent_st *e)
 {
-    pthread_mutex_lock(&e->mutex);
-    bool last = --e->refs == 0;
-    pthread_mutex_unlock(&e->mutex);
-    if (last)
-        free(e);
+    if (atomic_fetch_sub(&e->refs, 1) > 1)
+        return;
+    (void)munmap(e->record, sizeof *e->record);
+    if (e->fd >= 0)
+        (void)close(e->fd);
+    free(e);
 }
 
 static int run_record(void *arg)
@@ -683,12 +698,12 @@ static int run_record(void *arg)
     struct event_use *u = arg;
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    pthread_mutex_lock(&u->event->mutex);
-    if (u->event->done < u->number)
-        u->event->done = u->number;
-    u->event->done_ns = (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
-    pthread_cond_broadcast(&u->event->changed);
-    pthread_mutex_unlock(&u->event->mutex);
+    pthread_mutex_lock(&u->event->record->mutex);
+    if (u->event->record->done < u->number)
+        u->event->record->done = u->number;
+    u->event->record->done_ns = (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
+    pthread_cond_broadcast(&u->event->record->changed);
+    pthread_mutex_unlock(&u->event->record->mutex);
     unref(u->event);
     return 0;
 }
@@ -701,10 +716,10 @@ static void drop_record(void *arg)
 static int run_wait(void *arg)
 {
     struct event_use *u = arg;
-    pthread_mutex_lock(&u->event->mutex);
-    while (u->event->done < u->number)
-        pthread_cond_wait(&u->event->changed, &u->event->mutex);
-    pthread_mutex_unlock(&u->event->mutex);
+    pthread_mutex_lock(&u->event->record->mutex);
+    while (u->event->record->done < u->number)
+        pthread_cond_wait(&u->event->record->changed, &u->event->record->mutex);
+    pthread_mutex_unlock(&u->event->record->mutex);
     unref(u->event);
     return 0;
 }
@@ -719,25 +734,79 @@ static struct event_use *use(struct CUevent_st *e, bool record)
     struct event_use *u = malloc(sizeof *u);
     if (u == NULL)
         return NULL;
-    pthread_mutex_lock(&e->mutex);
-    e->refs++;
+    atomic_fetch_add(&e->refs, 1);
+    pthread_mutex_lock(&e->record->mutex);
     u->event = e;
-    u->number = record ? ++e->recorded : e->recorded;
-    pthread_mutex_unlock(&e->mutex);
+    u->number = record ? ++e->record->recorded : e->record->recorded;
+    pthread_mutex_unlock(&e->record->mutex);
     return u;
+}
+
+/* Takes fd; below 0: not shared. */
+static struct CUevent_st *event_map(int fd)
+{
+    struct CUevent_st *e = calloc(1, sizeof *e);
+    void *p = mmap(NULL, sizeof *e->record, PROT_READ | PROT_WRITE,
+                   fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+    if (e == NULL || p == MAP_FAILED) {
+        free(e);
+        return NULL;
+    }
+    e->record = p;
+    e->fd = fd;
+    e->refs = 1;
+    e->device = current_device;
+    return e;
 }
 
 STANDIN_EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
-    (void)flags;
     ENTER("cudaEventCreateWithFlags");
-    struct CUevent_st *e = calloc(1, sizeof *e);
+    bool shared = (flags & cudaEventInterprocess) != 0;
+    if (shared && (flags & cudaEventDisableTiming) == 0)
+        return said(cudaErrorInvalidValue); /* as the real one */
+    int fd = shared ? memfd_create("standin-event", MFD_CLOEXEC) : -1;
+    struct CUevent_st *e = NULL;
+    if (!shared || (fd >= 0 && ftruncate(fd, sizeof *e->record) == 0))
+        e = event_map(fd);
     if (e == NULL)
         return said(cudaErrorMemoryAllocation);
-    (void)pthread_mutex_init(&e->mutex, NULL);
-    (void)pthread_cond_init(&e->changed, NULL);
-    e->refs = 1;
-    e->device = current_device;
+    pthread_mutexattr_t mutex;
+    pthread_condattr_t changed;
+    (void)pthread_mutexattr_init(&mutex);
+    (void)pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
+    (void)pthread_mutex_init(&e->record->mutex, &mutex);
+    (void)pthread_condattr_init(&changed);
+    (void)pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
+    (void)pthread_cond_init(&e->record->changed, &changed);
+    *ret = e;
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *ret, cudaEvent_t e)
+{
+    ENTER("cudaIpcGetEventHandle");
+    struct ipc_handle h = {.magic = "sievent", .pid = getpid(), .fd = e->fd};
+    struct stat st;
+    if (e->fd < 0 || fstat(e->fd, &st) != 0)
+        return said(cudaErrorInvalidResourceHandle);
+    h.inode = st.st_ino;
+    memset(ret, 0, sizeof *ret);
+    memcpy(ret, &h, sizeof h);
+    return cudaSuccess;
+}
+
+STANDIN_EXPORT cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret, cudaIpcEventHandle_t handle)
+{
+    ENTER("cudaIpcOpenEventHandle");
+    struct ipc_handle h;
+    memcpy(&h, &handle, sizeof h);
+    if (memcmp(h.magic, "sievent", 8) != 0)
+        return said(cudaErrorInvalidValue);
+    int fd = ipc_open(&h);
+    struct CUevent_st *e = fd < 0 ? NULL : event_map(fd);
+    if (e == NULL)
+        return said(fd < 0 ? cudaErrorMapBufferObjectFailed : cudaErrorMemoryAllocation);
     *ret = e;
     return cudaSuccess;
 }
@@ -774,26 +843,26 @@ STANDIN_EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, un
 STANDIN_EXPORT cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     ENTER("cudaEventQuery");
-    pthread_mutex_lock(&e->mutex);
-    bool done = e->done == e->recorded;
-    pthread_mutex_unlock(&e->mutex);
+    pthread_mutex_lock(&e->record->mutex);
+    bool done = e->record->done == e->record->recorded;
+    pthread_mutex_unlock(&e->record->mutex);
     return done ? cudaSuccess : cudaErrorNotReady; /* which is no error to remember */
 }
 
 STANDIN_EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     ENTER("cudaEventSynchronize");
-    pthread_mutex_lock(&e->mutex);
-    for (uint64_t until = e->recorded; e->done < until;)
-        pthread_cond_wait(&e->changed, &e->mutex);
-    pthread_mutex_unlock(&e->mutex);
+    pthread_mutex_lock(&e->record->mutex);
+    for (uint64_t until = e->record->recorded; e->record->done < until;)
+        pthread_cond_wait(&e->record->changed, &e->record->mutex);
+    pthread_mutex_unlock(&e->record->mutex);
     return said(atomic_load(&sticky[e->device]));
 }
 
 STANDIN_EXPORT cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t begin, cudaEvent_t end)
 {
     ENTER("cudaEventElapsedTime");
-    *ret_ms = (float)((double)(end->done_ns - begin->done_ns) / 1e6);
+    *ret_ms = (float)((double)(end->record->done_ns - begin->record->done_ns) / 1e6);
     return cudaSuccess;
 }
 

@@ -297,6 +297,17 @@ STANDIN_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr p)
     return r;
 }
 
+STANDIN_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *ret, CUevent event)
+{
+    cudaIpcEventHandle_t h;
+    CUresult r = entered("cuIpcGetEventHandle");
+    if (r == CUDA_SUCCESS && cudaIpcGetEventHandle(&h, event) != cudaSuccess)
+        r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS)
+        memcpy(ret, &h, sizeof h);
+    return r;
+}
+
 /* --- devices and contexts: a context is its device's number + 1 ------------------------------------ */
 
 STANDIN_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *ret, CUdevice device)

@@ -191,16 +191,19 @@ END_TEST
 START_TEST(a_record_that_fails_waits_for_what_it_stands_for)
 {
     struct bed b = {0};
-    struct gate held = GATE;
+    struct gate held = GATE, begin = GATE;
     struct turn turn = {GATE, GATE};
     struct device_event *ev;
     ck_assert_int_eq(setenv("STANDIN_FAIL", "cudaEventRecord:1", 1), 0);
     bed_open(&b);
     ck_assert_int_eq(device_event_new(b.d, &ev), 0);
+    /* Nothing can be enqueued once the device has failed. */
+    ck_assert_int_eq(device_call(b.s, gate_wait, &begin), 0);
     ck_assert_int_eq(device_cuda_issue(b.s, hold_gpu, &held, NULL), 0);
     copy(&b, N, NULL);
     ck_assert_int_eq(device_event_record(ev, b.s), 0);
     ck_assert_int_eq(device_cuda_issue(b.s, take_turn, &turn, NULL), 0);
+    gate_open(&begin);
     ck_assert_msg(!gate_opens(&turn.come, 100),
                   "the record passed while the GPU still had the copy");
     ck_assert(!device_event_done(ev));

@@ -151,7 +151,7 @@ static uint64_t *errand(struct rig *r, uint32_t type, uint64_t worker, unsigned 
     struct wire_check check = {.memory = memory};
     struct wire_publish publish = {0};
     const void *body = type == WIRE_CHECK ? (const void *)&check : (const void *)&publish;
-    size_t bytes = type == WIRE_APPLY ? 0 : sizeof(check);
+    size_t bytes = type == WIRE_APPLY ? 0 : type == WIRE_CHECK ? sizeof(check) : sizeof(publish);
     uint64_t request = rig_send(r, type, worker, body, bytes, NULL, 0, NULL, 0);
     rig_expect(r, request,
                type + (type == WIRE_PUBLISH || type == WIRE_APPLY || type == WIRE_CHECK));
