@@ -34,6 +34,13 @@ struct kernel_words {
     uint32_t w[4];
 };
 
+/* What a GPU would fault on shows on a CPU, too. */
+KERNEL_INLINE void kernel_must_align(const char *p, const uint32_t n_bytes)
+{
+    if (((uintptr_t)p & (n_bytes - 1)) != 0)
+        __builtin_trap();
+}
+
 KERNEL_INLINE struct kernel_words kernel_load(const char *p, const uint32_t n_bytes)
 {
     struct kernel_words x = {{0, 0, 0, 0}};
@@ -56,6 +63,7 @@ KERNEL_INLINE struct kernel_words kernel_load(const char *p, const uint32_t n_by
         x.w[0] = *(const uint8_t *)p;
     }
 #else
+    kernel_must_align(p, n_bytes);
     memcpy(x.w, p, n_bytes); /* little-endian hosts, as GPUs are: checked in kernels_task.c */
 #endif
     return x;
@@ -75,6 +83,7 @@ KERNEL_INLINE void kernel_store(char *p, const struct kernel_words *x, const uin
     else
         *(uint8_t *)p = (uint8_t)x->w[0];
 #else
+    kernel_must_align(p, n_bytes);
     memcpy(p, x->w, n_bytes);
 #endif
 }

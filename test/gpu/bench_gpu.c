@@ -142,7 +142,7 @@ static void quantise_row(struct bench *b, const char *name, uint8_t from, uint8_
     static struct kernel_quantise_batch batch;
     enum { COLUMNS = 7168, ROWS = 2048, MATRICES = KERNEL_QUANTISE_BATCH_TASKS };
     uint64_t in = kernel_dtype_bytes(from), one = b->bytes / (COLUMNS * in) / MATRICES;
-    uint64_t rows = one < ROWS ? one / 128 * 128 : ROWS;
+    uint64_t rows = one < ROWS ? one : ROWS;
     bool blocks = step == KERNEL_QUANTISE_BLOCKS;
     batch.n_tasks = batch.n_blocks = 0;
     for (uint64_t i = 0; i < MATRICES && rows > 0; i++) {

@@ -5,7 +5,10 @@ import math
 import struct
 import unittest
 
+import gpu_memory
+import nodes
 from rig import *
+from standin_counters import CUDA, on_standin
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BLOCK = 128
@@ -97,23 +100,7 @@ def quantised(name, shape, mesh_name, placements, scale_placements=None, block=B
 # --- tests --------------------------------------------------------------------------------------------
 
 
-class Casts(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        code, _ = cls.daemon.stop()
-        cls.daemon.close()
-        assert code == 0, f"the daemon ended with {code}"
-
-    def setUp(self):
-        self.model = self.id().rsplit(".", 1)[1]
-
-    def fleet(self, source, destination, source_devices, destination_devices):
-        return Fleet(self.daemon, source, destination, source_devices, destination_devices, model=self.model, automatic=True)
-
+class Landing(unittest.TestCase):
     @staticmethod
     def pieces(worker):
         for name, boxes in worker.place.items():
@@ -136,6 +123,24 @@ class Casts(unittest.TestCase):
             for name, shape, offset, box in self.pieces(w):
                 data = model.piece(name, shape, box, False)
                 self.assertTrue(w.memory[offset:offset + len(data)] == data, f"{name} {box} of rank {w.rank}")
+
+
+class Casts(Landing):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon().start()
+
+    @classmethod
+    def tearDownClass(cls):
+        code, _ = cls.daemon.stop()
+        cls.daemon.close()
+        assert code == 0, f"the daemon ended with {code}"
+
+    def setUp(self):
+        self.model = self.id().rsplit(".", 1)[1]
+
+    def fleet(self, source, destination, source_devices, destination_devices):
+        return Fleet(self.daemon, source, destination, source_devices, destination_devices, model=self.model, automatic=True)
 
     def test_a_bfloat16_trainer_feeds_two_float8_instances_with_their_scales(self):
         shapes = {"up": (256, 300), "down": (200, 256)}
@@ -187,6 +192,50 @@ class Casts(unittest.TestCase):
         destination = Layout("rollout", 1, [mesh("m", [1])], [
             tensor("w", [128, 128], "float8_e4m3fn", "m", [None], cast=True), tensor("w.scale", [1, 1], "float32", "m", [None])])
         self.aborted(self.fleet(source, destination, [0], [4]), "w.scale", "missing")
+
+
+class OverNodes(Landing):
+    """Whoever sends a part makes it, on its own node; relays on others pass it on."""
+
+    def test_three_nodes_get_what_two_made(self):
+        source = Layout("train", 2, [mesh("tp", [2])], [tensor("up", [256, 300], "bfloat16", "tp", [0]),
+                                                       tensor("down", [200, 256], "bfloat16", "tp", [1])])
+        destination = Layout("rollout", 4, [mesh("dptp", [2, 2])], [
+            *quantised("up", [256, 300], "dptp", [None, 0]), *quantised("down", [200, 256], "dptp", [None, 1])],
+            instances=[[0, 1], [2, 3]])
+        shapes = {"up": (256, 300), "down": (200, 256)}
+        cluster = nodes.of_case(self, nodes.Nodes(3))
+        f = nodes.Fleet(cluster, source, destination, ["n0:0", "n1:0"], ["n1:1", "n1:2", "n2:0", "n2:1"])
+        for version in (1, 2):
+            self.lands(f, version, Model(version, shapes, "bfloat16"))
+
+    def test_one_scale_of_a_tensor_that_is_greater_than_what_is_worked_on_at_once(self):
+        source = Layout("train", 1, [mesh("m", [1])], [tensor("w", [700, 500], "float32", "m", [None])])
+        destination = Layout("rollout", 2, [mesh("tp", [2])], quantised("w", [700, 500], "tp", [0], [None], block=4096))
+        cluster = nodes.of_case(self, nodes.Nodes(2))
+        f = nodes.Fleet(cluster, source, destination, ["n0:0"], ["n0:1", "n1:0"])
+        self.lands(f, 1, Model(1, {"w": (700, 500)}, "float32", block=4096))
+
+
+@on_standin
+class InGpuMemory(Landing):
+    """Weights of both sides in memory of GPUs, which the CPU can't touch."""
+
+    def refits(self, source_devices, destination_devices):
+        source = Layout("train", 2, [mesh("tp", [2])], [tensor("w", [256, 300], "bfloat16", "tp", [0])])
+        destination = Layout("rollout", 2, [mesh("tp", [2])], quantised("w", [256, 300], "tp", [0]))
+        with Daemon() as d:
+            f = gpu_memory.GpuFleet(d, CUDA, source, destination, source_devices, destination_devices)
+            for version in (1, 2):
+                self.lands(f, version, Model(version, {"w": (256, 300)}, "bfloat16"))
+            for w in f.sources + f.destinations:
+                self.assertTrue(w.memory.guards_hold(), f"{w.layout.name} rank {w.rank}")
+
+    def test_on_other_gpus(self):
+        self.refits([0, 1], [4, 5])
+
+    def test_on_the_sources_own_gpus(self):
+        self.refits([0, 1], [1, 0])
 
 
 main()
