@@ -8,35 +8,20 @@
  * frame is whole, so nothing of the transaction can come back. Any other failure (fsync above all)
  * leaves frames whose fate is not known; the writer then refuses everything with RS_EDISK, and the
  * daemon must stop: a new start reads what there is. */
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <sqlite3.h>
-
 #include "base/mem.h"
-#include "base/queue.h"
-#include "base/random.h"
-#include "ledger/columns.h"
 #include "ledger/copy.h"
-#include "ledger/ledger.h"
+#include "ledger/ledger_sqlite.h"
 
 #include "base/banned.h"
 
 enum {
-    APPLICATION_ID = 0x72736864, /* "rshd" */
-    SCHEMA_VERSION = 2,
-    MAX_MARKS = 65536,  /* waiting to be written */
-    MARK_BATCH = 1024,  /* written at once when as many wait */
-    MARK_DELAY_S = 1,   /* else after this long */
-    LOCK_WAIT_MS = 5000 /* for SQLite's own locks: a checkpoint or a reader of the file */
+    MAX_MARKS = 65536, /* waiting to be written */
+    MARK_BATCH = 1024, /* written at once when as many wait */
+    MARK_DELAY_S = 1   /* else after this long */
 };
 
 struct waiting_mark {
@@ -46,62 +31,9 @@ struct waiting_mark {
     void *bytes;
 };
 
-struct ledger_sqlite {
-    struct ledger base;
-    struct mailbox *loop;
-    char *path;
-    int lock_fd;
-    sqlite3 *reader; /* the loop's */
-    sqlite3 *writer; /* the writer thread's, once it runs */
-    sqlite3_stmt *upserts[LEDGER_MARK + 1];
-    struct err failure; /* the writer's: set once the file can't be trusted */
-    pthread_t thread;
-    bool thread_runs;
-    int64_t schema; /* of the file as it was found */
-    /* Under the mutex: */
-    pthread_mutex_t mutex;
-    pthread_cond_t wake;
-    struct queue transactions;
-    struct queue marks;   /* struct waiting_mark */
-    struct queue writing; /* those that the writer has in hand: it alone changes the list */
-    size_t n_marks;
-    uint64_t next_mark;
-    bool stop;
-};
-
 static struct ledger_sqlite *of(struct ledger *l)
 {
     return container_of(l, struct ledger_sqlite, base);
-}
-
-/* --- errors --- */
-
-static int translate(int rc)
-{
-    switch (rc & 0xFF) {
-    case SQLITE_FULL:
-        return RS_EFULL;
-    case SQLITE_NOMEM:
-        return RS_ENOMEM;
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-        return RS_EUNAVAIL;
-    case SQLITE_PERM:
-    case SQLITE_READONLY:
-    case SQLITE_CANTOPEN:
-    case SQLITE_AUTH:
-        return RS_EPERM;
-    default:
-        return RS_EDISK;
-    }
-}
-
-static int fail(struct err *e, const char *path, sqlite3 *db, int rc, const char *doing)
-{
-    bool damaged = (rc & 0xFF) == SQLITE_CORRUPT;
-    return err_set(e, translate(rc), "ledger %s: %s: %s%s", path, doing,
-                   db == NULL ? sqlite3_errstr(rc) : sqlite3_errmsg(db),
-                   damaged ? ": put a good copy in its place, or move it away to start anew" : "");
 }
 
 /* --- rows --- */
@@ -186,19 +118,14 @@ static void read_row(sqlite3_stmt *st, enum ledger_kind kind, struct ledger_reco
 
 /* --- the writer --- */
 
-static int run(sqlite3 *db, const char *sql)
-{
-    return sqlite3_exec(db, sql, NULL, NULL, NULL);
-}
-
 /* The store's page goes into each transaction, so that a log always tells whose it is (check_log). A row that stays
  * as it was would not be written: it changes places, 1 and 2. */
 static int write_records(struct ledger_sqlite *l, const struct ledger_transaction *t)
 {
-    int rc = run(l->writer, "BEGIN IMMEDIATE; UPDATE store SET rowid = 3 - rowid");
+    int rc = db_run(l->writer, "BEGIN IMMEDIATE; UPDATE store SET rowid = 3 - rowid");
     for (size_t i = 0; rc == SQLITE_OK && i < t->n_records; i++)
         rc = upsert(l, &t->records[i], 0);
-    return rc == SQLITE_OK ? run(l->writer, "COMMIT") : rc;
+    return rc == SQLITE_OK ? db_run(l->writer, "COMMIT") : rc;
 }
 
 /* Only these leave the file as it was, for certain. */
@@ -216,12 +143,12 @@ static void write_transaction(struct ledger_sqlite *l, struct ledger_transaction
     int rc = write_records(l, t);
     if (rc == SQLITE_OK)
         return;
-    t->code = fail(&t->err, l->path, l->writer, rc, "writing");
+    t->code = db_fail(&t->err, l->path, l->writer, rc, "writing");
     if (!harmless(t->code)) {
         t->code = t->err.code = RS_EDISK;
         l->failure = t->err;
     }
-    (void)run(l->writer, "ROLLBACK"); /* SQLite may have done it already */
+    (void)db_run(l->writer, "ROLLBACK"); /* SQLite may have done it already */
 }
 
 static void mark_free(struct waiting_mark *m)
@@ -236,22 +163,22 @@ static int write_marks(struct ledger_sqlite *l, struct queue *marks)
 {
     if (l->failure.code != 0)
         return RS_EDISK;
-    int rc = run(l->writer, "PRAGMA synchronous = NORMAL");
+    int rc = db_run(l->writer, "PRAGMA synchronous = NORMAL");
     if (rc == SQLITE_OK)
-        rc = run(l->writer, "BEGIN IMMEDIATE");
+        rc = db_run(l->writer, "BEGIN IMMEDIATE");
     queue_foreach (q, marks) {
         const struct waiting_mark *m = container_of(q, struct waiting_mark, link);
         if (rc == SQLITE_OK)
             rc = upsert(l, m->record, m->number);
     }
     if (rc == SQLITE_OK)
-        rc = run(l->writer, "COMMIT");
+        rc = db_run(l->writer, "COMMIT");
     if (rc != SQLITE_OK)
-        (void)run(l->writer, "ROLLBACK");
-    int full = run(l->writer, "PRAGMA synchronous = FULL");
+        (void)db_run(l->writer, "ROLLBACK");
+    int full = db_run(l->writer, "PRAGMA synchronous = FULL");
     if (full != SQLITE_OK) /* what follows would not be durable */
-        (void)fail(&l->failure, l->path, l->writer, full, "setting synchronous");
-    return rc == SQLITE_OK ? 0 : translate(rc);
+        (void)db_fail(&l->failure, l->path, l->writer, full, "setting synchronous");
+    return rc == SQLITE_OK ? 0 : db_translate(rc);
 }
 
 /* Marks stay in `writing`, where the reader sees them, until they are in the file. Called and
@@ -388,7 +315,7 @@ static int query(struct ledger_sqlite *l, enum ledger_kind kind, const char *sql
         told = fn(&row, arg);
     }
     if (rc != SQLITE_OK)
-        told = fail(e, l->path, l->reader, rc, "reading");
+        told = db_fail(e, l->path, l->reader, rc, "reading");
     (void)sqlite3_finalize(st);
     return told;
 }
@@ -496,26 +423,14 @@ static int merge_init(struct merge *m, struct ledger_sqlite *l, const char *mode
     return rc;
 }
 
-static int read_number(sqlite3 *db, const char *sql, int64_t *ret)
-{
-    sqlite3_stmt *st = NULL;
-    int rc = sqlite3_prepare_v2(db, sql, -1, &st, NULL);
-    if (rc == SQLITE_OK && (rc = sqlite3_step(st)) == SQLITE_ROW) {
-        *ret = sqlite3_column_int64(st, 0);
-        rc = SQLITE_OK;
-    }
-    (void)sqlite3_finalize(st);
-    return rc;
-}
-
 static int timeline_marks(struct ledger_sqlite *l, const char *model, uint64_t version,
                           ledger_row_fn fn, void *arg, struct err *e)
 {
     struct merge m = {.fn = fn, .arg = arg};
     int64_t in_file = 0;
-    int rc = read_number(l->reader, "SELECT coalesce(max(number), 0) FROM marks", &in_file);
+    int rc = db_number(l->reader, "SELECT coalesce(max(number), 0) FROM marks", &in_file);
     if (rc != SQLITE_OK)
-        return fail(e, l->path, l->reader, rc, "reading marks");
+        return db_fail(e, l->path, l->reader, rc, "reading marks");
     rc = merge_init(&m, l, model, version, (uint64_t)in_file);
     if (rc != 0)
         rc = err_set(e, rc, "ledger %s: out of memory", l->path);
@@ -533,9 +448,9 @@ static int sqlite_timeline(struct ledger *base, const char *model, uint64_t vers
                            ledger_row_fn fn, void *arg, struct err *e)
 {
     struct ledger_sqlite *l = of(base);
-    int rc = run(l->reader, "BEGIN"); /* one view for all of it */
+    int rc = db_run(l->reader, "BEGIN"); /* one view for all of it */
     if (rc != SQLITE_OK)
-        return fail(e, l->path, l->reader, rc, "reading");
+        return db_fail(e, l->path, l->reader, rc, "reading");
     rc = timeline_marks(l, model, version, fn, arg, e);
     if (rc == 0)
         rc = query(
@@ -546,238 +461,11 @@ static int sqlite_timeline(struct ledger *base, const char *model, uint64_t vers
         rc = query(l, LEDGER_ATTEMPT,
                    "SELECT * FROM attempts WHERE model = ?1 AND version = ?2 ORDER BY attempt",
                    model, version, 0, fn, arg, e);
-    (void)run(l->reader, "COMMIT");
+    (void)db_run(l->reader, "COMMIT");
     return rc;
 }
 
-/* --- opening --- */
-
-static int take_lock(struct ledger_sqlite *l, struct err *e)
-{
-    char *lock = mem_printf("%s.lock", l->path);
-    if (lock == NULL)
-        return err_set(e, RS_ENOMEM, "out of memory");
-    int rc = 0;
-    l->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (l->lock_fd < 0)
-        rc = err_set(e, err_from_errno(errno), "ledger lock %s: %s", lock, strerror(errno));
-    else if (flock(l->lock_fd, LOCK_EX | LOCK_NB) != 0)
-        rc = err_set(
-            e, RS_EUNAVAIL,
-            "ledger %s is in use by another daemon (it holds %s); stop it or set another path",
-            l->path, lock);
-    mem_free(lock);
-    return rc;
-}
-
-/* With a mode of our own; SQLite would go by the umask. */
-static int make_file(struct ledger_sqlite *l, struct err *e)
-{
-    struct stat st;
-    int fd = open(l->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return err_set(e, errno == ENOSPC ? RS_EFULL : RS_EPERM, "ledger %s: %s", l->path,
-                       strerror(errno));
-    int rc = fstat(fd, &st);
-    (void)close(fd);
-    if (rc != 0 || !S_ISREG(st.st_mode))
-        return err_set(e, RS_EDISK, "ledger %s: not a regular file", l->path);
-    return 0;
-}
-
-static int connect_to(struct ledger_sqlite *l, int flags, sqlite3 **ret, struct err *e)
-{
-    int rc = sqlite3_open_v2(l->path, ret, flags | SQLITE_OPEN_NOMUTEX, NULL);
-    if (rc == SQLITE_OK)
-        rc = sqlite3_busy_timeout(*ret, LOCK_WAIT_MS);
-    return rc == SQLITE_OK ? 0 : fail(e, l->path, *ret, rc, "opening");
-}
-
-static int create_schema(struct ledger_sqlite *l, struct err *e)
-{
-    char pragmas[256];
-    (void)snprintf(pragmas, sizeof pragmas,
-                   "PRAGMA application_id = %d; PRAGMA user_version = %d;"
-                   "CREATE TABLE store (id INTEGER NOT NULL);"
-                   "INSERT INTO store VALUES (%lld);",
-                   APPLICATION_ID, SCHEMA_VERSION, (long long)(random_id() >> 1));
-    int rc = run(l->writer, "BEGIN IMMEDIATE");
-    for (size_t k = 0; rc == SQLITE_OK && k <= LEDGER_MARK; k++)
-        if (ledger_tables[k].create != NULL)
-            rc = run(l->writer, ledger_tables[k].create);
-    if (rc == SQLITE_OK)
-        rc = run(l->writer, "CREATE INDEX marks_of_version ON marks (model, version, at_ns)");
-    if (rc == SQLITE_OK)
-        rc = run(l->writer, pragmas);
-    if (rc == SQLITE_OK)
-        rc = run(l->writer, "COMMIT");
-    if (rc == SQLITE_OK)
-        return 0;
-    int code = fail(e, l->path, l->writer, rc, "creating");
-    (void)run(l->writer, "ROLLBACK");
-    return code;
-}
-
-/* The first fault that SQLite finds in the file, or "ok". */
-static int find_damage(struct ledger_sqlite *l, struct err *e)
-{
-    sqlite3_stmt *st = NULL;
-    int rc = sqlite3_prepare_v2(l->writer, "PRAGMA quick_check(1)", -1, &st, NULL);
-    if (rc == SQLITE_OK)
-        rc = sqlite3_step(st);
-    const char *found = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(st, 0) : NULL;
-    int code = 0;
-    if (found == NULL)
-        code = err_set(
-            e, RS_EDISK,
-            "ledger %s is damaged (%s): put a good copy in its place, or move it away to start "
-            "anew",
-            l->path, sqlite3_errmsg(l->writer));
-    else if (strcmp(found, "ok") != 0)
-        code = err_set(
-            e, RS_EDISK,
-            "ledger %s is damaged (%.300s): put a good copy in its place, or move it away to "
-            "start anew",
-            l->path, found);
-    (void)sqlite3_finalize(st);
-    return code;
-}
-
-/* SQLite's way to open a file and nothing beside it. sqlite3_free'd by the caller; NULL when memory is out. */
-static char *uri_without_log(const char *path)
-{
-    sqlite3_str *uri = sqlite3_str_new(NULL);
-    sqlite3_str_appendall(uri, "file:");
-    for (; *path != '\0'; path++)
-        sqlite3_str_appendf(uri, strchr("%?#", *path) == NULL ? "%c" : "%%%02x", *path);
-    sqlite3_str_appendall(uri, "?immutable=1");
-    return sqlite3_str_finish(uri);
-}
-
-/* The id in the file itself, without what its log says; 0: none yet, or it can't be told. */
-static int64_t id_without_log(const struct ledger_sqlite *l)
-{
-    int64_t id = 0;
-    sqlite3 *db = NULL;
-    char *uri = uri_without_log(l->path);
-    if (uri != NULL &&
-        sqlite3_open_v2(uri, &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL) == SQLITE_OK)
-        (void)read_number(db, "SELECT id FROM store", &id);
-    (void)sqlite3_close(db);
-    sqlite3_free(uri);
-    return id;
-}
-
-/* SQLite takes any log that lies beside the file as its own. */
-static int check_log(struct ledger_sqlite *l, struct err *e)
-{
-    int64_t id = 0, file_id = id_without_log(l);
-    if (file_id == 0 || read_number(l->writer, "SELECT id FROM store", &id) != SQLITE_OK ||
-        id == file_id)
-        return 0;
-    return err_set(e, RS_EDISK,
-                   "ledger %s is store %016llx, the log %s-wal beside it is of store %016llx: put "
-                   "together what belongs together, or move the log away",
-                   l->path, (unsigned long long)file_id, l->path, (unsigned long long)id);
-}
-
-static int check_schema(struct ledger_sqlite *l, struct err *e)
-{
-    int64_t application = 0, schema = 0, n_objects = 0;
-    int rc = read_number(l->writer, "PRAGMA application_id", &application);
-    if (rc == SQLITE_OK)
-        rc = read_number(l->writer, "PRAGMA user_version", &schema);
-    if (rc == SQLITE_OK)
-        rc = read_number(l->writer, "SELECT count(*) FROM sqlite_master", &n_objects);
-    if ((rc & 0xFF) == SQLITE_NOTADB || (rc & 0xFF) == SQLITE_CORRUPT)
-        return err_set(
-            e, RS_EDISK,
-            "ledger %s is damaged or no SQLite file (%s): put a good copy in its place, or move "
-            "it away to start anew",
-            l->path, sqlite3_errmsg(l->writer));
-    if (rc != SQLITE_OK)
-        return fail(e, l->path, l->writer, rc, "reading its header");
-    if (application == 0 && schema == 0 && n_objects == 0) {
-        l->base.created = true; /* empty, or a creation that did not come to its end */
-        return 0;
-    }
-    if (application != APPLICATION_ID)
-        return err_set(e, RS_EDISK,
-                       "%s is a database, but not a ledger of reshardd: set another path", l->path);
-    l->schema = schema;
-    if (schema < 1 || schema > SCHEMA_VERSION)
-        return err_set(
-            e, RS_EDISK,
-            "ledger %s has schema %lld, this release knows %d: run the release that made it, or "
-            "move it away to start anew",
-            l->path, (long long)schema, SCHEMA_VERSION);
-    int code = check_log(l, e);
-    return code != 0 ? code : find_damage(l, e);
-}
-
-/* Older files are brought up to this schema, in one transaction: an older release refuses them afterwards. */
-static int upgrade_schema(struct ledger_sqlite *l, struct err *e)
-{
-    int rc = run(l->writer, "BEGIN IMMEDIATE");
-    if (rc == SQLITE_OK && l->schema < 2)
-        rc = run(l->writer, "ALTER TABLE versions ADD COLUMN config_digest BLOB;"
-                            "UPDATE store SET rowid = 3 - rowid; PRAGMA user_version = 2");
-    if (rc == SQLITE_OK)
-        rc = run(l->writer, "COMMIT");
-    if (rc == SQLITE_OK)
-        return 0;
-    int code = fail(e, l->path, l->writer, rc, "bringing it up to this release's schema");
-    (void)run(l->writer, "ROLLBACK");
-    return code;
-}
-
-static int set_up_writer(struct ledger_sqlite *l, struct err *e)
-{
-    int rc = connect_to(l, SQLITE_OPEN_READWRITE, &l->writer, e);
-    if (rc != 0)
-        return rc;
-    if (sqlite3_db_readonly(l->writer, "main") == 1)
-        return err_set(e, RS_EPERM,
-                       "ledger %s can't be written: check its mode and its file system", l->path);
-    /* A log that is not believed must not come into the file by our closing it. */
-    (void)sqlite3_db_config(l->writer, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
-    rc = check_schema(l, e);
-    if (rc != 0)
-        return rc;
-    (void)sqlite3_db_config(l->writer, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
-    rc = run(l->writer, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL");
-    if (rc != SQLITE_OK)
-        return fail(e, l->path, l->writer, rc, "turning the write-ahead log on");
-    if (l->base.created)
-        return create_schema(l, e);
-    return l->schema < SCHEMA_VERSION ? upgrade_schema(l, e) : 0;
-}
-
-static int prepare_upserts(struct ledger_sqlite *l, struct err *e)
-{
-    for (size_t k = 0; k <= LEDGER_MARK; k++) {
-        if (ledger_tables[k].upsert == NULL)
-            continue;
-        int rc = sqlite3_prepare_v3(l->writer, ledger_tables[k].upsert, -1,
-                                    SQLITE_PREPARE_PERSISTENT, &l->upserts[k], NULL);
-        if (rc != SQLITE_OK)
-            return fail(e, l->path, l->writer, rc, ledger_tables[k].name);
-    }
-    return 0;
-}
-
-static int read_identity(struct ledger_sqlite *l, struct err *e)
-{
-    int64_t id = 0, marks = 0;
-    int rc = read_number(l->reader, "SELECT id FROM store", &id);
-    if (rc == SQLITE_OK)
-        rc = read_number(l->reader, "SELECT coalesce(max(number), 0) FROM marks", &marks);
-    if (rc != SQLITE_OK)
-        return fail(e, l->path, l->reader, rc, "reading its id");
-    l->base.store_id = (uint64_t)id;
-    l->next_mark = (uint64_t)marks + 1;
-    return 0;
-}
+/* --- life --- */
 
 static int start_writer(struct ledger_sqlite *l, struct err *e)
 {
@@ -851,17 +539,7 @@ int ledger_sqlite_open(const char *path, struct mailbox *loop, struct ledger **r
     struct ledger_sqlite *l = sqlite_new(path, loop);
     if (l == NULL)
         return err_set(e, RS_ENOMEM, "ledger %s: out of memory", path);
-    int rc = take_lock(l, e);
-    if (rc == 0)
-        rc = make_file(l, e);
-    if (rc == 0)
-        rc = set_up_writer(l, e);
-    if (rc == 0)
-        rc = connect_to(l, SQLITE_OPEN_READONLY, &l->reader, e);
-    if (rc == 0)
-        rc = read_identity(l, e);
-    if (rc == 0)
-        rc = prepare_upserts(l, e);
+    int rc = ledger_file_open(l, e);
     if (rc == 0)
         rc = start_writer(l, e);
     if (rc != 0) {
