@@ -1,4 +1,4 @@
-/* The schema (version 2). A change here is a new schema version in ledger_sqlite.c, which brings older files up to it. */
+/* The schema (version 3). A change here is a new schema version in ledger_sqlite_open.c, which brings older files up to it. */
 #include "ledger/columns.h"
 
 #include "base/banned.h"
@@ -79,7 +79,8 @@ static const struct column request_columns[] = {
 
 static const struct column attempt_columns[] = {
     TEXT("model", model),        U64("attempt", attempt.attempt), U64("version", attempt.version),
-    U64("epoch", attempt.epoch), U32("phase", attempt.phase),     TEXT("reason", attempt.reason)};
+    U64("epoch", attempt.epoch), U32("phase", attempt.phase),     TEXT("reason", attempt.reason),
+    U32("kind", attempt.kind)};
 
 static const struct column acceptance_columns[] = {TEXT("model", model),
                                                    U64("version", acceptance.version),
@@ -88,6 +89,9 @@ static const struct column acceptance_columns[] = {TEXT("model", model),
                                                    U64("attempt", acceptance.attempt),
                                                    BOOL("accepted", acceptance.accepted),
                                                    TEXT("reason", acceptance.reason)};
+
+static const struct column drain_columns[] = {TEXT("node", drain.node),
+                                              U64("since_wall_ns", drain.since_wall_ns)};
 
 /* The mark's number, ?8, is bound by the writer. */
 static const struct column mark_columns[] = {
@@ -160,18 +164,22 @@ const struct table ledger_tables[LEDGER_MARK + 1] = {
     [LEDGER_ATTEMPT] =
         {"attempts",
          "CREATE TABLE attempts (model TEXT NOT NULL, attempt INTEGER NOT NULL, version INTEGER "
-         "NOT NULL, epoch INTEGER NOT NULL, phase INTEGER NOT NULL, reason TEXT, PRIMARY KEY "
-         "(model, attempt))",
-         "INSERT OR REPLACE INTO attempts VALUES (?1, ?2, ?3, ?4, ?5, ?6)", attempt_columns,
+         "NOT NULL, epoch INTEGER NOT NULL, phase INTEGER NOT NULL, reason TEXT, "
+         "kind INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (model, attempt))",
+         "INSERT OR REPLACE INTO attempts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", attempt_columns,
          N(attempt_columns)},
     [LEDGER_ACCEPTANCE] = {"acceptances",
                            "CREATE TABLE acceptances (model TEXT NOT NULL, version INTEGER NOT "
                            "NULL, layout TEXT NOT NULL, "
                            "instance INTEGER NOT NULL, attempt INTEGER NOT NULL, accepted INTEGER "
                            "NOT NULL, reason TEXT, PRIMARY "
-                           "KEY (model, version, layout, instance))",
+                           "KEY (model, version, layout, instance, attempt))",
                            "INSERT OR REPLACE INTO acceptances VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
                            acceptance_columns, N(acceptance_columns)},
+    [LEDGER_DRAIN] = {"drains",
+                      "CREATE TABLE drains (node TEXT PRIMARY KEY, since_wall_ns INTEGER NOT NULL)",
+                      "INSERT OR REPLACE INTO drains VALUES (?1, ?2)", drain_columns,
+                      N(drain_columns)},
     [LEDGER_MARK] =
         {"marks",
          "CREATE TABLE marks (model TEXT NOT NULL, version INTEGER NOT NULL, attempt INTEGER NOT "

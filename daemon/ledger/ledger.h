@@ -15,7 +15,8 @@
  * The file: WAL, synchronous=FULL, application_id "rshd", user_version = schema, a store id made
  * once. One writer thread owns it; the loop thread only reads, through a connection of its own. A
  * file that is damaged, of another program, of another schema or locked by another daemon is
- * refused at open, and the text names the file and the remedy.
+ * refused at open, and the text names the file and the remedy; so is an older copy that was put in its place, as far as the log
+ * or the small file NAME.stamp beside it tell (ledger_sqlite_stamp.c). Files of older schemas are brought up to this one.
  *
  * Thread: the loop thread calls everything here. */
 #ifndef RS_LEDGER_LEDGER_H
@@ -82,8 +83,8 @@ static inline int ledger_mark(struct ledger *l, const char *model, const struct 
 }
 
 /* Everything that a start needs, in one pass, in this order: layouts, models, members, versions
- * (oldest first; each followed by nothing of its own), requests, attempts, acceptances. Epochs and
- * marks are left out. Only before the first submit. */
+ * (oldest first; each followed by nothing of its own), requests, attempts, acceptances (of an instance: oldest first),
+ * drains. Epochs and marks are left out. Only before the first submit. */
 static inline int ledger_load(struct ledger *l, ledger_row_fn fn, void *arg, struct err *e)
 {
     return l->vtable->load(l, fn, arg, e);
@@ -114,7 +115,7 @@ static inline void ledger_close(struct ledger *l)
 }
 
 /* Opens or creates the file at `path`. Completions are posted to `loop` (borrowed), which the owner
- * drains. RS_EDISK: damaged, not a ledger, other schema; RS_EPERM, RS_EFULL, RS_EUNAVAIL (another
+ * drains. RS_EDISK: damaged, not a ledger, an older copy, a newer schema; RS_EPERM, RS_EFULL, RS_EUNAVAIL (another
  * daemon has it), RS_ENOMEM. */
 int ledger_sqlite_open(const char *path, struct mailbox *loop, struct ledger **ret, struct err *e);
 

@@ -85,7 +85,10 @@ static bool same_key(const struct ledger_record *a, const struct ledger_record *
     case LEDGER_ACCEPTANCE:
         return a->acceptance.version == b->acceptance.version &&
                a->acceptance.instance == b->acceptance.instance &&
+               a->acceptance.attempt == b->acceptance.attempt &&
                same(a->acceptance.layout_name, b->acceptance.layout_name);
+    case LEDGER_DRAIN:
+        return same(a->drain.node, b->drain.node);
     case LEDGER_MARK:
         return false;
     }
@@ -257,9 +260,9 @@ static int mem_mark(struct ledger *l, const char *model, const struct ledger_mar
 
 static int mem_load(struct ledger *l, ledger_row_fn fn, void *arg, struct err *e)
 {
-    static const enum ledger_kind order[] = {LEDGER_LAYOUT,    LEDGER_MODEL,   LEDGER_MEMBER,
-                                             LEDGER_VERSION,   LEDGER_REQUEST, LEDGER_ATTEMPT,
-                                             LEDGER_ACCEPTANCE};
+    static const enum ledger_kind order[] = {LEDGER_LAYOUT,     LEDGER_MODEL,   LEDGER_MEMBER,
+                                             LEDGER_VERSION,    LEDGER_REQUEST, LEDGER_ATTEMPT,
+                                             LEDGER_ACCEPTANCE, LEDGER_DRAIN};
     (void)e;
     const struct ledger_store *s = of(l)->store;
     for (size_t k = 0; k < sizeof order / sizeof *order; k++)

@@ -118,14 +118,12 @@ static void read_row(sqlite3_stmt *st, enum ledger_kind kind, struct ledger_reco
 
 /* --- the writer --- */
 
-/* The store's page goes into each transaction, so that a log always tells whose it is (check_log). A row that stays
- * as it was would not be written: it changes places, 1 and 2. */
 static int write_records(struct ledger_sqlite *l, const struct ledger_transaction *t)
 {
-    int rc = db_run(l->writer, "BEGIN IMMEDIATE; UPDATE store SET rowid = 3 - rowid");
+    int rc = stamps_begin(l);
     for (size_t i = 0; rc == SQLITE_OK && i < t->n_records; i++)
         rc = upsert(l, &t->records[i], 0);
-    return rc == SQLITE_OK ? db_run(l->writer, "COMMIT") : rc;
+    return rc == SQLITE_OK ? stamps_commit(l) : rc;
 }
 
 /* Only these leave the file as it was, for certain. */
@@ -165,14 +163,14 @@ static int write_marks(struct ledger_sqlite *l, struct queue *marks)
         return RS_EDISK;
     int rc = db_run(l->writer, "PRAGMA synchronous = NORMAL");
     if (rc == SQLITE_OK)
-        rc = db_run(l->writer, "BEGIN IMMEDIATE");
+        rc = stamps_begin(l);
     queue_foreach (q, marks) {
         const struct waiting_mark *m = container_of(q, struct waiting_mark, link);
         if (rc == SQLITE_OK)
             rc = upsert(l, m->record, m->number);
     }
     if (rc == SQLITE_OK)
-        rc = db_run(l->writer, "COMMIT");
+        rc = stamps_commit(l);
     if (rc != SQLITE_OK)
         (void)db_run(l->writer, "ROLLBACK");
     int full = db_run(l->writer, "PRAGMA synchronous = FULL");
@@ -190,6 +188,7 @@ static void flush_marks(struct ledger_sqlite *l)
         return;
     (void)pthread_mutex_unlock(&l->mutex);
     int rc = write_marks(l, &l->writing);
+    stamps_checkpoint_if_due(l);
     (void)pthread_mutex_lock(&l->mutex);
     if (rc != 0)
         return; /* they wait for the next time */
@@ -221,6 +220,7 @@ static void write_next(struct ledger_sqlite *l)
     (void)pthread_mutex_unlock(&l->mutex);
     write_transaction(l, t);
     rs_assert(mailbox_post(l->loop, &t->item)); /* the loop's mailbox outlives its ledger */
+    stamps_checkpoint_if_due(l);
     (void)pthread_mutex_lock(&l->mutex);
 }
 
@@ -331,7 +331,8 @@ static int sqlite_load(struct ledger *base, ledger_row_fn fn, void *arg, struct 
                {LEDGER_VERSION, "SELECT * FROM versions ORDER BY model, version"},
                {LEDGER_REQUEST, "SELECT * FROM requests ORDER BY rowid"},
                {LEDGER_ATTEMPT, "SELECT * FROM attempts ORDER BY model, attempt"},
-               {LEDGER_ACCEPTANCE, "SELECT * FROM acceptances ORDER BY rowid"}};
+               {LEDGER_ACCEPTANCE, "SELECT * FROM acceptances ORDER BY rowid"},
+               {LEDGER_DRAIN, "SELECT * FROM drains"}};
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < sizeof all / sizeof *all; i++)
         rc = query(of(base), all[i].kind, all[i].sql, NULL, 0, 0, fn, arg, e);
@@ -453,10 +454,10 @@ static int sqlite_timeline(struct ledger *base, const char *model, uint64_t vers
         return db_fail(e, l->path, l->reader, rc, "reading");
     rc = timeline_marks(l, model, version, fn, arg, e);
     if (rc == 0)
-        rc = query(
-            l, LEDGER_ACCEPTANCE,
-            "SELECT * FROM acceptances WHERE model = ?1 AND version = ?2 ORDER BY layout, instance",
-            model, version, 0, fn, arg, e);
+        rc = query(l, LEDGER_ACCEPTANCE,
+                   "SELECT * FROM acceptances WHERE model = ?1 AND version = ?2 ORDER BY layout, "
+                   "instance, attempt",
+                   model, version, 0, fn, arg, e);
     if (rc == 0)
         rc = query(l, LEDGER_ATTEMPT,
                    "SELECT * FROM attempts WHERE model = ?1 AND version = ?2 ORDER BY attempt",
@@ -486,6 +487,8 @@ static void sqlite_close(struct ledger *base)
         (void)pthread_cond_signal(&l->wake);
         (void)pthread_mutex_unlock(&l->mutex);
         (void)pthread_join(l->thread, NULL);
+        if (l->failure.code == 0)
+            stamps_checkpoint(l);
         (void)mailbox_drain(l->loop);
     }
     for (size_t k = 0; k <= LEDGER_MARK; k++)
@@ -499,6 +502,7 @@ static void sqlite_close(struct ledger *base)
     (void)pthread_mutex_destroy(&l->mutex);
     if (l->lock_fd >= 0)
         (void)close(l->lock_fd);
+    stamps_close(l);
     mem_free(l->path);
     mem_free(l);
 }

@@ -23,6 +23,13 @@ struct ledger_sqlite {
     pthread_t thread;
     bool thread_runs;
     int64_t schema; /* of the file as it was found */
+    char *stamp_path, *fresh_stamp_path, *folder;
+    /* See ledger_sqlite_stamp.c; the writer's. */
+    int64_t stamp;      /* of the newest transaction */
+    int64_t next_stamp; /* of the one that is being written */
+    int64_t file_stamp; /* up to here everything is in the file itself */
+    bool stamp_is_kept; /* NAME.stamp says file_stamp */
+    int log_pages; /* in the log after the newest transaction; 0: since the last checkpoint there is none */
     /* Under the mutex: */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -40,6 +47,23 @@ struct ledger_sqlite {
  * connections and prepares the writer's statements. What it has opened is closed by the caller,
  * also when it fails. */
 int ledger_file_open(struct ledger_sqlite *l, struct err *e);
+
+/* --- ledger_sqlite_stamp.c; while the writer's thread runs, on it --- */
+
+int stamps_init(struct ledger_sqlite *l, struct err *e); /* RS_ENOMEM */
+void stamps_close(struct ledger_sqlite *l);              /* safe where init failed, or never was */
+/* Before anything is changed: RS_EDISK where the file, its log and NAME.stamp do not belong together, or NAME.stamp is not as
+ * it was written. Reads the store's id and stamps. */
+int stamps_check(struct ledger_sqlite *l, struct err *e);
+/* Transactions begin and end by these (SQLite codes; the store's table must be there). */
+int stamps_begin(struct ledger_sqlite *l);
+int stamps_put(struct ledger_sqlite *l); /* what stamps_begin does inside one */
+int stamps_commit(struct ledger_sqlite *l);
+/* From now on the log is brought into the file by stamps_checkpoint alone. */
+void stamps_watch_log(struct ledger_sqlite *l);
+/* Not inside a transaction. Never fails: see there. */
+void stamps_checkpoint(struct ledger_sqlite *l);
+void stamps_checkpoint_if_due(struct ledger_sqlite *l);
 
 /* --- ledger_sqlite_db.c; the thread of the connection --- */
 

@@ -16,7 +16,7 @@
 
 enum {
     APPLICATION_ID = 0x72736864, /* "rshd" */
-    SCHEMA_VERSION = 2,
+    SCHEMA_VERSION = 3,
     LOCK_WAIT_MS = 5000 /* for SQLite's own locks: a checkpoint or a reader of the file */
 };
 
@@ -63,11 +63,11 @@ static int connect_to(struct ledger_sqlite *l, int flags, sqlite3 **ret, struct 
 
 static int create_schema(struct ledger_sqlite *l, struct err *e)
 {
-    char pragmas[256];
-    (void)snprintf(pragmas, sizeof pragmas,
+    char first[320];
+    (void)snprintf(first, sizeof first,
                    "PRAGMA application_id = %d; PRAGMA user_version = %d;"
-                   "CREATE TABLE store (id INTEGER NOT NULL);"
-                   "INSERT INTO store VALUES (%lld);",
+                   "CREATE TABLE store (id INTEGER NOT NULL, stamp INTEGER NOT NULL, file_stamp "
+                   "INTEGER NOT NULL); INSERT INTO store VALUES (%lld, 0, 0);",
                    APPLICATION_ID, SCHEMA_VERSION, (long long)(random_id() >> 1));
     int rc = db_run(l->writer, "BEGIN IMMEDIATE");
     for (size_t k = 0; rc == SQLITE_OK && k <= LEDGER_MARK; k++)
@@ -76,9 +76,11 @@ static int create_schema(struct ledger_sqlite *l, struct err *e)
     if (rc == SQLITE_OK)
         rc = db_run(l->writer, "CREATE INDEX marks_of_version ON marks (model, version, at_ns)");
     if (rc == SQLITE_OK)
-        rc = db_run(l->writer, pragmas);
+        rc = db_run(l->writer, first);
     if (rc == SQLITE_OK)
-        rc = db_run(l->writer, "COMMIT");
+        rc = stamps_put(l);
+    if (rc == SQLITE_OK)
+        rc = stamps_commit(l);
     if (rc == SQLITE_OK)
         return 0;
     int code = db_fail(e, l->path, l->writer, rc, "creating");
@@ -111,44 +113,6 @@ static int find_damage(struct ledger_sqlite *l, struct err *e)
     return code;
 }
 
-/* SQLite's way to open a file and nothing beside it. sqlite3_free'd by the caller; NULL when memory is out. */
-static char *uri_without_log(const char *path)
-{
-    sqlite3_str *uri = sqlite3_str_new(NULL);
-    sqlite3_str_appendall(uri, "file:");
-    for (; *path != '\0'; path++)
-        sqlite3_str_appendf(uri, strchr("%?#", *path) == NULL ? "%c" : "%%%02x", *path);
-    sqlite3_str_appendall(uri, "?immutable=1");
-    return sqlite3_str_finish(uri);
-}
-
-/* The id in the file itself, without what its log says; 0: none yet, or it can't be told. */
-static int64_t id_without_log(const struct ledger_sqlite *l)
-{
-    int64_t id = 0;
-    sqlite3 *db = NULL;
-    char *uri = uri_without_log(l->path);
-    if (uri != NULL &&
-        sqlite3_open_v2(uri, &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL) == SQLITE_OK)
-        (void)db_number(db, "SELECT id FROM store", &id);
-    (void)sqlite3_close(db);
-    sqlite3_free(uri);
-    return id;
-}
-
-/* SQLite takes any log that lies beside the file as its own. */
-static int check_log(struct ledger_sqlite *l, struct err *e)
-{
-    int64_t id = 0, file_id = id_without_log(l);
-    if (file_id == 0 || db_number(l->writer, "SELECT id FROM store", &id) != SQLITE_OK ||
-        id == file_id)
-        return 0;
-    return err_set(e, RS_EDISK,
-                   "ledger %s is store %016llx, the log %s-wal beside it is of store %016llx: put "
-                   "together what belongs together, or move the log away",
-                   l->path, (unsigned long long)file_id, l->path, (unsigned long long)id);
-}
-
 static int check_schema(struct ledger_sqlite *l, struct err *e)
 {
     int64_t application = 0, schema = 0, n_objects = 0;
@@ -179,19 +143,48 @@ static int check_schema(struct ledger_sqlite *l, struct err *e)
             "ledger %s has schema %lld, this release knows %d: run the release that made it, or "
             "move it away to start anew",
             l->path, (long long)schema, SCHEMA_VERSION);
-    int code = check_log(l, e);
+    int code = stamps_check(l, e);
     return code != 0 ? code : find_damage(l, e);
+}
+
+static int upgrade_to_2(struct ledger_sqlite *l)
+{
+    return db_run(l->writer, "ALTER TABLE versions ADD COLUMN config_digest BLOB");
+}
+
+/* A table's key can't be changed: its rows move to a new one. */
+static int upgrade_to_3(struct ledger_sqlite *l)
+{
+    int rc = db_run(l->writer, "ALTER TABLE acceptances RENAME TO acceptances_2");
+    if (rc == SQLITE_OK)
+        rc = db_run(l->writer, ledger_tables[LEDGER_ACCEPTANCE].create);
+    if (rc == SQLITE_OK)
+        rc = db_run(l->writer,
+                    "INSERT INTO acceptances SELECT model, version, layout, instance, attempt, "
+                    "accepted, reason FROM acceptances_2 ORDER BY rowid;"
+                    "DROP TABLE acceptances_2;"
+                    "ALTER TABLE attempts ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;"
+                    "ALTER TABLE store ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0;"
+                    "ALTER TABLE store ADD COLUMN file_stamp INTEGER NOT NULL DEFAULT 0");
+    return rc == SQLITE_OK ? db_run(l->writer, ledger_tables[LEDGER_DRAIN].create) : rc;
 }
 
 /* Older files are brought up to this schema, in one transaction: an older release refuses them afterwards. */
 static int upgrade_schema(struct ledger_sqlite *l, struct err *e)
 {
+    char version[48];
+    (void)snprintf(version, sizeof version, "PRAGMA user_version = %d", SCHEMA_VERSION);
     int rc = db_run(l->writer, "BEGIN IMMEDIATE");
     if (rc == SQLITE_OK && l->schema < 2)
-        rc = db_run(l->writer, "ALTER TABLE versions ADD COLUMN config_digest BLOB;"
-                               "UPDATE store SET rowid = 3 - rowid; PRAGMA user_version = 2");
+        rc = upgrade_to_2(l);
+    if (rc == SQLITE_OK && l->schema < 3)
+        rc = upgrade_to_3(l);
     if (rc == SQLITE_OK)
-        rc = db_run(l->writer, "COMMIT");
+        rc = db_run(l->writer, version);
+    if (rc == SQLITE_OK)
+        rc = stamps_put(l);
+    if (rc == SQLITE_OK)
+        rc = stamps_commit(l);
     if (rc == SQLITE_OK)
         return 0;
     int code = db_fail(e, l->path, l->writer, rc, "bringing it up to this release's schema");
@@ -213,6 +206,7 @@ static int set_up_writer(struct ledger_sqlite *l, struct err *e)
     if (rc != 0)
         return rc;
     (void)sqlite3_db_config(l->writer, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
+    stamps_watch_log(l);
     rc = db_run(l->writer, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL");
     if (rc != SQLITE_OK)
         return db_fail(e, l->path, l->writer, rc, "turning the write-ahead log on");
@@ -249,7 +243,9 @@ static int read_identity(struct ledger_sqlite *l, struct err *e)
 
 int ledger_file_open(struct ledger_sqlite *l, struct err *e)
 {
-    int rc = take_lock(l, e);
+    int rc = stamps_init(l, e);
+    if (rc == 0)
+        rc = take_lock(l, e);
     if (rc == 0)
         rc = make_file(l, e);
     if (rc == 0)
@@ -258,5 +254,9 @@ int ledger_file_open(struct ledger_sqlite *l, struct err *e)
         rc = connect_to(l, SQLITE_OPEN_READONLY, &l->reader, e);
     if (rc == 0)
         rc = read_identity(l, e);
-    return rc == 0 ? prepare_upserts(l, e) : rc;
+    if (rc == 0)
+        rc = prepare_upserts(l, e);
+    if (rc == 0)
+        stamps_checkpoint(l);
+    return rc;
 }

@@ -19,7 +19,8 @@ enum ledger_kind {
     LEDGER_VERSION,    /* key: model, version */
     LEDGER_REQUEST,    /* key: model, request id */
     LEDGER_ATTEMPT,    /* key: model, attempt */
-    LEDGER_ACCEPTANCE, /* key: model, version, layout name, instance */
+    LEDGER_ACCEPTANCE, /* key: model, version, layout name, instance, attempt */
+    LEDGER_DRAIN,      /* key: node */
     LEDGER_MARK        /* no key: appended */
 };
 
@@ -94,10 +95,13 @@ struct ledger_attempt {
     uint64_t attempt;
     uint64_t version;
     uint64_t epoch;
-    uint32_t phase; /* how far it came, or COMMITTED, ABORTED */
+    uint32_t phase; /* how far it came, or COMMITTED, ABORTED, REHEARSED */
     const char *reason;
+    uint32_t kind; /* enum refit_kind; of files older than this column: 0 */
 };
 
+/* What an instance said in one attempt. The commit's own are those of its version's `attempt`; an instance that was brought up
+ * to a committed version later has one of that later attempt too, and holds what its newest says. */
 struct ledger_acceptance {
     uint64_t version;
     const char *layout_name;
@@ -105,6 +109,12 @@ struct ledger_acceptance {
     uint64_t attempt;
     bool accepted;
     const char *reason; /* of a rejection */
+};
+
+/* That a node is taken out of use, or (again) is not. */
+struct ledger_drain {
+    const char *node;
+    uint64_t since_wall_ns; /* 0: it is in use */
 };
 
 struct ledger_mark {
@@ -118,7 +128,7 @@ struct ledger_mark {
 
 struct ledger_record {
     enum ledger_kind kind;
-    const char *model; /* NULL for LEDGER_LAYOUT */
+    const char *model; /* NULL for LEDGER_LAYOUT, LEDGER_DRAIN */
     union {
         struct ledger_model as_model;
         struct ledger_layout layout;
@@ -128,6 +138,7 @@ struct ledger_record {
         struct ledger_request request;
         struct ledger_attempt attempt;
         struct ledger_acceptance acceptance;
+        struct ledger_drain drain;
         struct ledger_mark mark;
     };
 };

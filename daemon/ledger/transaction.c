@@ -54,6 +54,9 @@ static void each_field(struct ledger_record *r, field_fn fn, void *arg)
         text_field(&r->acceptance.layout_name, fn, arg);
         text_field(&r->acceptance.reason, fn, arg);
         break;
+    case LEDGER_DRAIN:
+        text_field(&r->drain.node, fn, arg);
+        break;
     case LEDGER_MARK:
         text_field(&r->mark.name, fn, arg);
         text_field(&r->mark.who, fn, arg);

@@ -247,6 +247,7 @@ void step_record_attempt(struct step *s, const struct refit_version *v, enum ref
         .epoch = v->epoch,
         .phase = (uint32_t)phase,
         .reason = step_text(s, "%s", v->reason), /* a copy: the next attempt clears it */
+        .kind = (uint32_t)v->kind,
     };
 }
 

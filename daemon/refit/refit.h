@@ -83,7 +83,8 @@ enum refit_phase {
  *   - NOTIFY: log it, and on ABORTED or COMMITTED (it ended well) let go of the attempt's things; not
  *     for watchers of the version;
  *   - PERSIST brings the committed VERSION row once more: its fingerprints are to be those that it had,
- *     with the receivers' added (same layout and rank: replaced);
+ *     with the receivers' added (same layout and rank: replaced); beside it are the ATTEMPT and the
+ *     ACCEPTANCE rows of this attempt, which leave those of the commit's own as they are;
  *   - verify what has landed against the source cells where a trainer feeds, else against the feeders'
  *     (fed by destination workers there are no publications), and each receiver's fold against the
  *     ledger's of the same layout and rank where there is one;
@@ -94,8 +95,8 @@ enum refit_phase {
  *   into its weights (expected fingerprints prove that: exec computes them from the layout alone), they
  *   are moved like weights, and each destination's framework looks whether it finds them where it should
  *   and accepts or rejects. Nothing commits, the number of the version stays free, the ledger gets an
- *   ATTEMPT row only. Publish, Ready and Accept name the version as ever; all workers are told ABORTED
- *   in the end, with the outcome in words. Service: NOTIFY as for CATCH_UP (it ends in REHEARSED or
+ *   ATTEMPT row only, from which a restart has the outcome. Publish, Ready and Accept name the version as
+ *   ever; all workers are told ABORTED in the end, with the outcome in words. Service: NOTIFY as for CATCH_UP (it ends in REHEARSED or
  *   ABORTED), the outcome stays in refit.rehearsed; PUBLISHED compares the source's tensors with the
  *   coordinates' fingerprints. Memory that receives is torn (in_place) or empty afterwards. */
 enum refit_kind { REFIT_KIND_REFIT = 0, REFIT_KIND_CATCH_UP, REFIT_KIND_REHEARSAL };
@@ -195,7 +196,9 @@ struct refit_layout {
     char *name;
     uint8_t digest[16];
     uint32_t n_ranks;
-    uint32_t *instance_of_rank;           /* UINT32_MAX: an unused rank id; sources: 0 */
+    /* Which instance accepts for a rank; the ledger's acceptances go by that number. A source is one instance, 0. UINT32_MAX: an
+     * unused rank id. */
+    uint32_t *instance_of_rank;
     uint32_t *ranks_by_instance;          /* what the instances' `ranks` point into */
     struct refit_worker **worker_of_rank; /* NULL: none was ever here */
     struct refit_instance *instances;
@@ -203,7 +206,7 @@ struct refit_layout {
     bool wanted;         /* part of the model: a worker of it is known, or the ledger says so */
     bool wanted_durable; /* as the ledger has it */
     uint64_t
-        feed_refused; /* attempt and version's content can't be had from it: planning said so for this version */
+        feed_refused; /* a version whose content can't be had from its workers: planning said so; 0: none */
 };
 
 struct refit_worker {
@@ -332,7 +335,7 @@ struct refit {
         enum refit_phase phase; /* REHEARSED, ABORTED; NONE: there was none */
         char reason[256];
         struct refit_bytes bytes;
-    } rehearsed;                       /* the newest rehearsal that has ended */
+    } rehearsed; /* the newest rehearsal that has ended; after a restart without its bytes */
     struct refit_bytes catch_up_bytes; /* since this start, failed ones included */
     uint64_t n_catch_ups, n_caught_up; /* attempts that ended well; instances that they served */
     uint64_t catch_up_at_ns;           /* when the next one may be tried; REFIT_NEVER: none waits */
@@ -405,7 +408,7 @@ struct refit_event {
             enum refit_side side;
             const char *name;
             const uint8_t *digest;            /* 16 bytes */
-            const uint32_t *instance_of_rank; /* n_ranks; UINT32_MAX: unused rank id; sources: 0 */
+            const uint32_t *instance_of_rank; /* n_ranks; as in struct refit_layout */
             uint32_t n_ranks;
             uint32_t n_instances; /* sources: 1 */
             bool member;          /* the ledger says that it is part of the model */

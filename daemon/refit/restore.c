@@ -88,6 +88,21 @@ static int restore_request(struct refit *r, const struct ledger_request *row, st
     return 0;
 }
 
+/* The newest one's outcome; one that was in flight ended with the coordinator. */
+static void restore_rehearsal(struct refit *r, const struct ledger_attempt *row)
+{
+    struct refit_outcome *o = &r->rehearsed;
+    if (row->attempt <= o->attempt)
+        return;
+    bool ended = row->phase == REFIT_REHEARSED || row->phase == REFIT_ABORTED;
+    *o = (struct refit_outcome){.version = row->version,
+                                .attempt = row->attempt,
+                                .phase = ended ? (enum refit_phase)row->phase : REFIT_ABORTED};
+    (void)snprintf(o->reason, sizeof o->reason, "%s",
+                   ended ? row->reason
+                         : "the coordinator was restarted before the rehearsal had ended");
+}
+
 int refit_restore(struct refit *r, const struct ledger_record *row, struct err *e)
 {
     if (row->model == NULL || strcmp(row->model, r->model) != 0)
@@ -108,6 +123,8 @@ int refit_restore(struct refit *r, const struct ledger_record *row, struct err *
         return restore_request(r, &row->request, e);
     case LEDGER_ATTEMPT:
         grow_to(&r->attempt_high, row->attempt.attempt);
+        if (row->attempt.kind == REFIT_KIND_REHEARSAL)
+            restore_rehearsal(r, &row->attempt);
         return 0;
     default:
         return 0;

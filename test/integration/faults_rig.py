@@ -22,6 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ANSWER_S = 5 * rig.SLOW    # the promise
 SETTLE_S = 15 * rig.SLOW   # for everything to be whole again
 PAUSE_S = 0.01
+INSTANCES = [("rollout", 0), ("rollout", 1)]  # that must accept
 FINAL = (pb.PHASE_COMMITTED, pb.PHASE_ABORTED, pb.PHASE_SUPERSEDED)
 Place = collections.namedtuple("Place", "kind rank node device")
 # By name: two trainers in one domain, an instance of two staged and one of two in_place ranks in another.
@@ -358,25 +359,31 @@ class Rig:
         return pathlib.Path(self.daemon.settings["daemon"]["state_dir"]) / "reshard.db", []
 
     def check_ledger(self):
-        """What sqlite3 reads: all that was told is there, each commit with the acceptance of both instances. One that was
-        brought up to a committed version has accepted it again: that takes the place of what it said before."""
+        """What sqlite3 reads: all that was told is there, each commit with the acceptances of its own attempt: exactly one of
+        each instance (the policy names both), whoever was brought up to that version later."""
         ours, others = self.ledgers()
         known = self.versions()
         with contextlib.closing(sqlite3.connect(f"file:{ours}?mode=ro", uri=True, timeout=ANSWER_S)) as db:
             if db.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise Wrong("lost", "the ledger's file is damaged")
             newest = db.execute("SELECT committed FROM models WHERE model = 'm'").fetchone()[0]
-            rows = dict(db.execute("SELECT version, phase FROM versions WHERE model = 'm'"))
-            accepted = collections.Counter(v for v, in db.execute("SELECT version FROM acceptances WHERE model = 'm' AND accepted"))
+            rows = {v: (phase, attempt) for v, phase, attempt in
+                    db.execute("SELECT version, phase, attempt FROM versions WHERE model = 'm'")}
+            accepted = collections.defaultdict(list)
+            for v, attempt, layout, instance in db.execute(
+                    "SELECT version, attempt, layout, instance FROM acceptances WHERE model = 'm' AND accepted ORDER BY instance"):
+                accepted[v, attempt].append((layout, instance))
         if newest != self.told:
             raise Wrong("lost", f"the ledger has {newest} as the newest committed; told was {self.told}")
         for v, record in known.items():
-            if record.phase == pb.PHASE_COMMITTED and rows[v] != rows[newest]:
-                raise Wrong("lost", f"version {v} is called committed; the ledger has phase {rows[v]}")
-            if record.phase == pb.PHASE_ABORTED and rows[v] == rows[newest]:
+            phase, attempt = rows[v]
+            if record.phase == pb.PHASE_COMMITTED and phase != rows[newest][0]:
+                raise Wrong("lost", f"version {v} is called committed; the ledger has phase {phase}")
+            if record.phase == pb.PHASE_ABORTED and phase == rows[newest][0]:
                 raise Wrong("lost", f"version {v} is called aborted; the ledger has it committed")
-            if record.phase == pb.PHASE_COMMITTED and accepted[v] != 2:
-                raise Wrong("lost", f"version {v} is committed with the acceptance of {accepted[v]} instances, not 2")
+            if record.phase == pb.PHASE_COMMITTED and accepted[v, attempt] != INSTANCES:
+                raise Wrong("lost", f"version {v} is committed; its attempt {attempt} was accepted by {accepted[v, attempt]}, "
+                                    f"not {INSTANCES}")
         for other in others:
             with contextlib.closing(sqlite3.connect(f"file:{other}?mode=ro", uri=True, timeout=ANSWER_S)) as db:
                 if db.execute("PRAGMA quick_check").fetchone() != ("ok",):

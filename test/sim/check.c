@@ -28,7 +28,8 @@ struct durable {
     bool found;
     uint32_t phase;
     uint8_t content;
-    uint32_t n_accepted;
+    uint64_t attempt;
+    uint32_t n_accepted; /* instances, in the version's own attempt */
 };
 
 static int note_version(const struct ledger_record *row, void *arg)
@@ -36,6 +37,7 @@ static int note_version(const struct ledger_record *row, void *arg)
     struct durable *d = arg;
     d->found = true;
     d->phase = row->version.phase;
+    d->attempt = row->version.attempt;
     d->content = row->version.content[0];
     return 0;
 }
@@ -43,7 +45,7 @@ static int note_version(const struct ledger_record *row, void *arg)
 static int note_acceptance(const struct ledger_record *row, void *arg)
 {
     struct durable *d = arg;
-    if (row->kind == LEDGER_ACCEPTANCE)
+    if (row->kind == LEDGER_ACCEPTANCE && row->acceptance.attempt == d->attempt)
         d->n_accepted += row->acceptance.accepted;
     return 0;
 }
@@ -156,6 +158,7 @@ static void check_committed(struct world *w, const struct refit_action *a)
                    ULL(a->version));
     v->committed = true;
     v->committed_content = d.content;
+    v->n_accepted = d.n_accepted;
     w->told_committed = a->version;
     w->n_commits++;
     for (uint32_t i = 0; i < v->n_contents; i++)
@@ -332,12 +335,25 @@ static void check_caught_up(struct world *w)
     }
 }
 
+/* Whoever is brought up to a version later takes nothing from what its commit recorded. */
+static void check_acceptances(struct world *w)
+{
+    for (uint32_t i = 0; i < w->n_versions; i++) {
+        const struct version_truth *v = &w->versions[i];
+        struct durable d = durable(w, v->version);
+        if (v->committed && v->n_accepted > 0 && d.n_accepted != v->n_accepted)
+            world_fail(w, "version %llu was committed with %u acceptances, the ledger has %u",
+                       ULL(v->version), v->n_accepted, d.n_accepted);
+    }
+}
+
 void check_end(struct world *w)
 {
     if (w->refit == NULL)
         world_fail(w, "the coordinator is down in the end");
     if (w->feed && w->catch_up)
         check_caught_up(w);
+    check_acceptances(w);
     for (uint32_t i = 0; i < w->n_requests; i++)
         if (w->requests[i].open && w->requests[i].coordinator_life == w->coordinator_life)
             world_fail(w, "request %u (kind %d, version %llu) is never answered", i + 1,

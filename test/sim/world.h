@@ -207,6 +207,7 @@ struct version_truth {
     uint8_t content;
     bool committed;
     uint8_t committed_content;
+    uint32_t n_accepted; /* instances, by the ledger when that was told; 0: it was not */
     uint32_t expected[MAX_ELEMENTS]; /* committed */
     uint64_t flavour;                /* of the weights that the trainer has for it */
     struct {

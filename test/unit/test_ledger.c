@@ -5,222 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <semaphore.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <sqlite3.h>
-
 #include "base/mem.h"
-
-/* --- a loop of one's own, and both ledgers behind one name --- */
-
-struct bench {
-    bool file;
-    char dir[64];
-    char path[96];
-    struct ledger_store *store;
-    struct mailbox loop;
-    sem_t woken;
-    struct ledger *l;
-};
-
-struct waited {
-    struct ledger_transaction t; /* first */
-    bool done;
-    int code;
-    char text[256];
-    uint64_t number;
-    uint64_t *next; /* where not NULL: done must come in order */
-};
-
-static void wake(void *arg)
-{
-    ck_assert_int_eq(sem_post(arg), 0);
-}
-
-static void open_again(struct bench *b)
-{
-    struct err e = {0};
-    int rc = b->file ? ledger_sqlite_open(b->path, &b->loop, &b->l, &e)
-                     : ledger_mem_open(b->store, &b->loop, &b->l);
-    ck_assert_msg(rc == 0, "%s", e.text);
-}
-
-static void bench_init(struct bench *b, bool file)
-{
-    *b = (struct bench){.file = file};
-    (void)snprintf(b->dir, sizeof b->dir, "/tmp/test_ledger.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(b->dir));
-    (void)snprintf(b->path, sizeof b->path, "%s/ledger", b->dir);
-    ck_assert_int_eq(sem_init(&b->woken, 0, 0), 0);
-    mailbox_init(&b->loop, wake, &b->woken);
-    b->store = ledger_store_new();
-    ck_assert_ptr_nonnull(b->store);
-}
-
-static void bench_close(struct bench *b)
-{
-    char command[160];
-    ledger_close(b->l);
-    ledger_store_free(b->store);
-    mailbox_shut(&b->loop);
-    mailbox_close(&b->loop);
-    (void)snprintf(command, sizeof command, "rm -rf %s", b->dir);
-    ck_assert_int_eq(system(command), 0);
-}
-
-static void on_done(struct ledger_transaction *t, int code, const struct err *e)
-{
-    struct waited *w = (struct waited *)(void *)t;
-    ck_assert(!w->done);
-    w->done = true;
-    w->code = code;
-    (void)snprintf(w->text, sizeof w->text, "%s", e->text);
-    if (w->next != NULL)
-        ck_assert_uint_eq((*w->next)++, w->number);
-    ledger_transaction_close(t);
-}
-
-static void submit(struct bench *b, struct waited *w, const struct ledger_record *r, size_t n)
-{
-    ck_assert_int_eq(ledger_transaction_init(&w->t, r, n), 0);
-    w->t.done = on_done;
-    ledger_submit(b->l, &w->t);
-}
-
-static void await(struct bench *b, struct waited *w)
-{
-    while (!w->done) {
-        ck_assert_int_eq(sem_wait(&b->woken), 0);
-        (void)mailbox_drain(&b->loop);
-    }
-}
-
-static int write_all(struct bench *b, const struct ledger_record *r, size_t n)
-{
-    struct waited w = {.done = false};
-    submit(b, &w, r, n);
-    await(b, &w);
-    return w.code;
-}
-
-static struct ledger_record version_row(uint64_t version, uint32_t phase)
-{
-    return (struct ledger_record){
-        .kind = LEDGER_VERSION, .model = "m", .version = {.version = version, .phase = phase}};
-}
-
-static struct ledger_record model_row(uint64_t committed, uint64_t attempt, uint64_t epoch)
-{
-    return (struct ledger_record){
-        .kind = LEDGER_MODEL, .model = "m", .as_model = {committed, attempt, epoch}};
-}
-
-struct rows {
-    size_t n;
-    enum ledger_kind kinds[32];
-    uint64_t versions[32];
-    struct ledger_model model;
-    struct ledger_version version;
-    char reason[64], strategy[32], name[64], who[64], id[64], json[64], layout[64];
-    uint8_t options[8], fingerprints[16], config[16];
-    bool has_config;
-    struct ledger_request request;
-    struct ledger_attempt attempt;
-    struct ledger_acceptance acceptance;
-    struct ledger_member member;
-    uint8_t digest[16];
-    int64_t at_ns[32];
-};
-
-static void copy_text(char *to, size_t n, const char *from)
-{
-    (void)snprintf(to, n, "%s", from);
-}
-
-/* Keeps the last row of each kind: what it points to, too. */
-static int keep(const struct ledger_record *row, void *arg)
-{
-    struct rows *k = arg;
-    ck_assert_uint_lt(k->n, 32);
-    k->kinds[k->n] = row->kind;
-    switch (row->kind) {
-    case LEDGER_MODEL:
-        k->model = row->as_model;
-        break;
-    case LEDGER_VERSION:
-        k->version = row->version;
-        k->versions[k->n] = row->version.version;
-        copy_text(k->reason, sizeof k->reason, row->version.reason);
-        copy_text(k->strategy, sizeof k->strategy, row->version.strategy);
-        ck_assert_uint_le(row->version.n_options_bytes, sizeof k->options);
-        if (row->version.n_options_bytes > 0)
-            memcpy(k->options, row->version.options, row->version.n_options_bytes);
-        if (row->version.n_fingerprints_bytes > 0)
-            memcpy(k->fingerprints, row->version.fingerprints, sizeof k->fingerprints);
-        k->has_config = row->version.n_config_digest_bytes == sizeof k->config;
-        if (k->has_config)
-            memcpy(k->config, row->version.config_digest, sizeof k->config);
-        break;
-    case LEDGER_REQUEST:
-        k->request = row->request;
-        copy_text(k->id, sizeof k->id, row->request.id);
-        break;
-    case LEDGER_ATTEMPT:
-        k->attempt = row->attempt;
-        copy_text(k->reason, sizeof k->reason, row->attempt.reason);
-        break;
-    case LEDGER_ACCEPTANCE:
-        k->acceptance = row->acceptance;
-        copy_text(k->layout, sizeof k->layout, row->acceptance.layout_name);
-        break;
-    case LEDGER_LAYOUT:
-        memcpy(k->digest, row->layout.digest, 16);
-        copy_text(k->json, sizeof k->json, row->layout.json);
-        break;
-    case LEDGER_MEMBER:
-        k->member = row->member;
-        break;
-    case LEDGER_MARK:
-        k->at_ns[k->n] = row->mark.at_ns;
-        copy_text(k->name, sizeof k->name, row->mark.name);
-        copy_text(k->who, sizeof k->who, row->mark.who);
-        break;
-    case LEDGER_EPOCH:
-        break;
-    }
-    k->n++;
-    return 0;
-}
-
-static struct rows load(struct bench *b)
-{
-    struct rows k = {0};
-    struct err e = {0};
-    ck_assert_msg(ledger_load(b->l, keep, &k, &e) == 0, "%s", e.text);
-    return k;
-}
-
-/* Runs the claim on the file, then on the twin. */
-#define ON_BOTH(claim)                                                                             \
-    START_TEST(claim)                                                                              \
-    {                                                                                              \
-        for (int i = 0; i < 2; i++) {                                                              \
-            struct bench b;                                                                        \
-            bench_init(&b, i == 0);                                                                \
-            open_again(&b);                                                                        \
-            check_##claim(&b);                                                                     \
-            bench_close(&b);                                                                       \
-        }                                                                                          \
-    }                                                                                              \
-    END_TEST
+#include "test/unit/test_ledger_bed.h"
 
 /* --- both --- */
 
@@ -269,7 +61,8 @@ static void check_every_kind_of_record_survives_reopening(struct bench *b)
          .request = {.id = "r-1", .version = 5, .attempt = 6, .phase = 1}},
         {.kind = LEDGER_ATTEMPT,
          .model = "m",
-         .attempt = {.attempt = 6, .version = 5, .epoch = 2, .phase = 9, .reason = "why"}},
+         .attempt =
+             {.attempt = 6, .version = 5, .epoch = 2, .phase = 9, .reason = "why", .kind = 2}},
         {.kind = LEDGER_ACCEPTANCE,
          .model = "m",
          .acceptance = {.version = 5,
@@ -277,16 +70,17 @@ static void check_every_kind_of_record_survives_reopening(struct bench *b)
                         .instance = 1,
                         .attempt = 7,
                         .accepted = true,
-                        .reason = ""}}};
+                        .reason = ""}},
+        {.kind = LEDGER_DRAIN, .drain = {.node = "n2", .since_wall_ns = 23}}};
     ck_assert_int_eq(write_all(b, all, sizeof all / sizeof *all), 0);
     ledger_close(b->l);
     open_again(b);
     struct rows k = load(b);
-    static const enum ledger_kind order[] = {LEDGER_LAYOUT,    LEDGER_MODEL,   LEDGER_MEMBER,
-                                             LEDGER_VERSION,   LEDGER_REQUEST, LEDGER_ATTEMPT,
-                                             LEDGER_ACCEPTANCE};
-    ck_assert_uint_eq(k.n, 7);
-    for (size_t i = 0; i < 7; i++)
+    static const enum ledger_kind order[] = {LEDGER_LAYOUT,     LEDGER_MODEL,   LEDGER_MEMBER,
+                                             LEDGER_VERSION,    LEDGER_REQUEST, LEDGER_ATTEMPT,
+                                             LEDGER_ACCEPTANCE, LEDGER_DRAIN};
+    ck_assert_uint_eq(k.n, 8);
+    for (size_t i = 0; i < 8; i++)
         ck_assert_int_eq((int)k.kinds[i], (int)order[i]);
     ck_assert_uint_eq(k.digest[2], 0xBB);
     ck_assert_str_eq(k.json, "{\"ranks\": 4}\n");
@@ -307,10 +101,13 @@ static void check_every_kind_of_record_survives_reopening(struct bench *b)
     ck_assert_str_eq(k.strategy, "reshard");
     ck_assert_str_eq(k.id, "r-1");
     ck_assert(k.request.version == 5 && k.request.attempt == 6 && k.request.phase == 1);
-    ck_assert(k.attempt.attempt == 6 && k.attempt.epoch == 2 && k.attempt.phase == 9);
+    ck_assert(k.attempt.attempt == 6 && k.attempt.epoch == 2 && k.attempt.phase == 9 &&
+              k.attempt.kind == 2);
     ck_assert_str_eq(k.reason, "why");
     ck_assert(k.acceptance.instance == 1 && k.acceptance.accepted && k.acceptance.attempt == 7);
     ck_assert_str_eq(k.layout, "rollout");
+    ck_assert_str_eq(k.node, "n2");
+    ck_assert_uint_eq(k.since_wall_ns, 23);
 }
 ON_BOTH(every_kind_of_record_survives_reopening)
 
@@ -342,6 +139,62 @@ static void check_a_row_keeps_its_fingerprints_and_its_config_when_written_witho
     ck_assert(k.has_config && k.config[0] == 4);
 }
 ON_BOTH(a_row_keeps_its_fingerprints_and_its_config_when_written_without)
+
+static struct ledger_record acceptance_row(uint32_t instance, uint64_t attempt, bool accepted)
+{
+    return (struct ledger_record){.kind = LEDGER_ACCEPTANCE,
+                                  .model = "m",
+                                  .acceptance = {.version = 5,
+                                                 .layout_name = "rollout",
+                                                 .instance = instance,
+                                                 .attempt = attempt,
+                                                 .accepted = accepted,
+                                                 .reason = ""}};
+}
+
+static int keep_said(const struct ledger_record *row, void *arg)
+{
+    char *text = arg;
+    size_t n = strlen(text);
+    if (row->kind == LEDGER_ACCEPTANCE)
+        (void)snprintf(text + n, 96 - n, "%u in %llu %s;", row->acceptance.instance,
+                       (unsigned long long)row->acceptance.attempt,
+                       row->acceptance.accepted ? "yes" : "no");
+    return 0;
+}
+
+/* The commit was attempt 3; instance 0, then 1, were brought up to it later, 0 twice. Writing one again is no other. */
+static void check_what_an_instance_said_in_each_attempt_is_kept(struct bench *b)
+{
+    struct ledger_record commit[] = {acceptance_row(0, 3, true), acceptance_row(1, 3, false)};
+    struct ledger_record later[] = {acceptance_row(0, 4, true), acceptance_row(1, 6, true),
+                                    acceptance_row(0, 7, true), acceptance_row(0, 7, true)};
+    char all[96] = "", loaded[96] = "";
+    ck_assert_int_eq(write_all(b, commit, 2), 0);
+    for (size_t i = 0; i < 4; i++)
+        ck_assert_int_eq(write_all(b, &later[i], 1), 0);
+    ledger_close(b->l);
+    open_again(b);
+    ck_assert_int_eq(ledger_timeline(b->l, "m", 5, keep_said, all, NULL), 0);
+    ck_assert_int_eq(ledger_load(b->l, keep_said, loaded, NULL), 0);
+    if (b->file) /* the twin has them as they came */
+        ck_assert_str_eq(all, "0 in 3 yes;0 in 4 yes;0 in 7 yes;1 in 3 no;1 in 6 yes;");
+    ck_assert_str_eq(loaded, "0 in 3 yes;1 in 3 no;0 in 4 yes;1 in 6 yes;0 in 7 yes;");
+}
+ON_BOTH(what_an_instance_said_in_each_attempt_is_kept)
+
+static void check_a_drain_is_kept_by_the_name_of_the_node(struct bench *b)
+{
+    struct ledger_record r[] = {{.kind = LEDGER_DRAIN, .drain = {.node = "a", .since_wall_ns = 1}},
+                                {.kind = LEDGER_DRAIN, .drain = {.node = "b", .since_wall_ns = 2}},
+                                {.kind = LEDGER_DRAIN, .drain = {.node = "b", .since_wall_ns = 0}}};
+    ck_assert_int_eq(write_all(b, r, 3), 0);
+    struct rows k = load(b);
+    ck_assert_uint_eq(k.n, 2);
+    ck_assert_str_eq(k.node, "b"); /* the last that was told */
+    ck_assert_uint_eq(k.since_wall_ns, 0);
+}
+ON_BOTH(a_drain_is_kept_by_the_name_of_the_node)
 
 static void check_done_comes_once_each_and_in_order(struct bench *b)
 {
@@ -477,23 +330,6 @@ END_TEST
 
 /* --- the file --- */
 
-static void poke(const char *path, const char *sql)
-{
-    sqlite3 *db = NULL;
-    ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
-    ck_assert_int_eq(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
-    ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
-}
-
-static void refused(struct bench *b, int code, const char *says)
-{
-    struct err e = {0};
-    struct ledger *l = NULL;
-    ck_assert_int_eq(ledger_sqlite_open(b->path, &b->loop, &l, &e), code);
-    ck_assert_ptr_null(l);
-    ck_assert_msg(strstr(e.text, says) != NULL && strstr(e.text, b->path) != NULL, "%s", e.text);
-}
-
 START_TEST(the_file_is_in_wal_mode_with_id_and_schema)
 {
     struct bench b;
@@ -565,75 +401,6 @@ START_TEST(another_schema_is_refused)
     b.l = NULL;
     poke(b.path, "PRAGMA user_version = 99");
     refused(&b, RS_EDISK, "schema 99");
-    bench_close(&b);
-}
-END_TEST
-
-/* As schema 1 made it: without the digest of the settings. */
-START_TEST(a_file_of_the_schema_before_is_brought_up_to_this_one_and_keeps_its_rows)
-{
-    struct bench b;
-    uint8_t config[16] = {5};
-    struct ledger_record r = version_row(3, 7);
-    bench_init(&b, true);
-    open_again(&b);
-    ck_assert_int_eq(write_all(&b, &r, 1), 0);
-    ledger_close(b.l);
-    poke(b.path, "ALTER TABLE versions DROP COLUMN config_digest; PRAGMA user_version = 1");
-    for (int i = 0; i < 2; i++) { /* the second time there is nothing to do */
-        open_again(&b);
-        struct rows k = load(&b);
-        ck_assert(k.version.version == 3 && k.version.phase == 7 && !k.has_config);
-        ledger_close(b.l);
-    }
-    open_again(&b);
-    r.version.config_digest = config;
-    r.version.n_config_digest_bytes = sizeof config;
-    ck_assert_int_eq(write_all(&b, &r, 1), 0);
-    struct rows k = load(&b);
-    ck_assert(k.has_config && k.config[0] == 5);
-    bench_close(&b);
-}
-END_TEST
-
-static void copy_file(const char *from, const char *to)
-{
-    char command[256];
-    (void)snprintf(command, sizeof command, "cp '%s' '%s'", from, to);
-    ck_assert_int_eq(system(command), 0);
-}
-
-/* Open, with one row in a log that has none of the pages of the store's creation. */
-static void begin_log(struct bench *b)
-{
-    struct ledger_record r = version_row(1, 7);
-    open_again(b);
-    ledger_close(b->l);
-    open_again(b);
-    ck_assert_int_eq(write_all(b, &r, 1), 0);
-}
-
-START_TEST(the_log_of_another_store_is_refused_and_does_not_come_into_the_file)
-{
-    struct bench a, b;
-    char log[128], other_log[128];
-    bench_init(&a, true);
-    bench_init(&b, true);
-    (void)snprintf(b.path, sizeof b.path, "%s/a%%20#?b", b.dir); /* nothing but a name */
-    (void)snprintf(log, sizeof log, "%s-wal", b.path);
-    (void)snprintf(other_log, sizeof other_log, "%s-wal", a.path);
-    begin_log(&b);
-    ledger_close(b.l); /* its log has come into the file */
-    b.l = NULL;
-    begin_log(&a);
-    copy_file(other_log, log);
-    refused(&b, RS_EDISK, "is of store");
-    refused(&b, RS_EDISK, "is of store"); /* the first time has changed nothing */
-    ck_assert_int_eq(unlink(log), 0);
-    open_again(&b);
-    struct rows rows = load(&b);
-    ck_assert_uint_eq(rows.n, 1);
-    bench_close(&a);
     bench_close(&b);
 }
 END_TEST
@@ -844,6 +611,8 @@ END_TEST
     X(every_kind_of_record_survives_reopening)                                                     \
     X(high_water_marks_never_go_back)                                                              \
     X(a_row_keeps_its_fingerprints_and_its_config_when_written_without)                            \
+    X(what_an_instance_said_in_each_attempt_is_kept)                                               \
+    X(a_drain_is_kept_by_the_name_of_the_node)                                                     \
     X(done_comes_once_each_and_in_order)                                                           \
     X(closing_waits_for_what_was_submitted)                                                        \
     X(versions_are_told_newest_first_and_limited)                                                  \
@@ -855,8 +624,6 @@ END_TEST
     X(a_file_that_is_no_database_is_refused)                                                       \
     X(another_programs_database_is_refused)                                                        \
     X(another_schema_is_refused)                                                                   \
-    X(a_file_of_the_schema_before_is_brought_up_to_this_one_and_keeps_its_rows)                    \
-    X(the_log_of_another_store_is_refused_and_does_not_come_into_the_file)                         \
     X(a_creation_that_stopped_half_way_is_begun_anew)                                              \
     X(a_damaged_file_is_refused)                                                                   \
     X(a_path_that_can_not_be_opened_is_refused_by_name)                                            \

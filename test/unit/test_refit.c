@@ -931,6 +931,36 @@ START_TEST(other_content_is_refused_by_what_differs)
 }
 END_TEST
 
+START_TEST(how_the_newest_rehearsal_ended_is_known_after_a_restart)
+{
+    struct ledger_record rows[] = {
+        {.kind = LEDGER_ATTEMPT,
+         .model = "m",
+         .attempt = {3, 7, 1, REFIT_REHEARSED, "the rehearsal has ended well",
+                     REFIT_KIND_REHEARSAL}},
+        {.kind = LEDGER_ATTEMPT,
+         .model = "m",
+         .attempt = {4, 7, 1, REFIT_ABORTED, "rank 1: perplexity rose", REFIT_KIND_REHEARSAL}},
+        {.kind = LEDGER_ATTEMPT, .model = "m", .attempt = {5, 7, 1, REFIT_ABORTED, "a refit", 0}},
+        {.kind = LEDGER_ATTEMPT,
+         .model = "m",
+         .attempt = {6, 8, 1, REFIT_SUBMITTED, "", REFIT_KIND_REHEARSAL}}};
+    struct bed b;
+    for (size_t n = 0; n <= 4; n++) {
+        restored(&b, rows, n);
+        const struct refit_outcome *o = &b.r->rehearsed;
+        ck_assert_int_eq(o->phase, n == 0 ? REFIT_NONE : n == 1 ? REFIT_REHEARSED : REFIT_ABORTED);
+        ck_assert_uint_eq(o->version, n == 0 ? 0 : n < 4 ? 7 : 8);
+        ck_assert_str_eq(o->reason, n == 0   ? ""
+                                    : n == 1 ? "the rehearsal has ended well"
+                                    : n < 4  ? "rank 1: perplexity rose"
+                                             : "the coordinator was restarted before the rehearsal "
+                                               "had ended");
+        bed_close(&b);
+    }
+}
+END_TEST
+
 /* CASES E06, after the crash: committed or not, no third state. */
 START_TEST(after_a_restart_a_version_is_committed_or_aborted)
 {
@@ -1755,6 +1785,7 @@ END_TEST
     X(an_instance_that_needs_longer_is_waited_for_until_the_deadline)                              \
     X(the_policy_may_do_without_an_instance_that_is_never_ready)                                   \
     X(there_is_no_other_attempt_once_the_source_was_released)                                      \
+    X(how_the_newest_rehearsal_ended_is_known_after_a_restart)                                     \
     X(the_attempt_mark_comes_from_whichever_row_is_highest)                                        \
     X(a_write_that_was_never_handed_over_fails_before_those_on_their_way)                          \
     X(a_failed_ledger_says_nothing_of_the_commit_and_refuses_everything)                           \

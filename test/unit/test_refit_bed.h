@@ -24,6 +24,7 @@ struct seen {
     struct ledger_version version;
     uint64_t model_attempt, model_committed;
     uint32_t n_acceptances;
+    struct ledger_attempt attempt; /* without its reason */
 };
 
 struct bed {
@@ -57,6 +58,9 @@ static inline void note(struct bed *b, const struct refit_action *a)
             s->model_committed = row->as_model.committed;
         }
         s->n_acceptances += row->kind == LEDGER_ACCEPTANCE;
+        if (row->kind == LEDGER_ATTEMPT)
+            s->attempt = row->attempt;
+        s->attempt.reason = NULL;
     }
 }
 

@@ -1111,6 +1111,9 @@ START_TEST(a_rehearsal_commits_nothing_and_gives_its_number_back)
     for (uint64_t w = 11; w <= 12; w++)
         (void)verdict(&b, w, 1, true);
     ck_assert_ptr_null(b.r->in_flight);
+    const struct ledger_attempt *row = &did(&b, REFIT_DO_PERSIST)->attempt;
+    ck_assert(row->kind == REFIT_KIND_REHEARSAL && row->phase == REFIT_REHEARSED &&
+              row->version == 1);
     ck_assert_int_eq(b.r->rehearsed.phase, REFIT_REHEARSED);
     ck_assert_uint_eq(b.r->committed, 0);
     ck_assert_ptr_null(refit_find_version(b.r, 1));
