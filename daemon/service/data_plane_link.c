@@ -77,15 +77,15 @@ static int child_start(struct data_plane_link *l, struct err *e);
 
 enum link_state link_state(const struct data_plane_link *l)
 {
-    return l->state;
+    return l == NULL ? LINK_STOPPED : l->state;
 }
 
 const char *link_text(const struct data_plane_link *l)
 {
     struct data_plane_link *w = (struct data_plane_link *)(uintptr_t)l;
-    if (l->state == LINK_READY)
+    if (link_state(l) == LINK_READY)
         return "ready";
-    if (l->state == LINK_STOPPED)
+    if (link_state(l) == LINK_STOPPED)
         return "stopping";
     if (l->why[0] == '\0')
         return "starting";
@@ -324,7 +324,7 @@ int link_submit(struct data_plane_link *l, struct link_request *r, struct wire_h
                 const void *body, size_t body_bytes, const void *table, size_t table_bytes,
                 const int *fds, uint32_t n_fds, uint32_t timeout_ms, struct err *e)
 {
-    if (l->state != LINK_READY)
+    if (link_state(l) != LINK_READY)
         return err_set(e, RS_EUNAVAIL, "the data plane is %s; try again", link_text(l));
     return submit(l, r, h, body, body_bytes, table, table_bytes, fds, n_fds, timeout_ms, e);
 }
@@ -507,7 +507,8 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal)
 
 void link_kill(struct data_plane_link *l, const char *why)
 {
-    if (!l->process_open || l->reaped || l->state == LINK_STOPPED || l->state == LINK_DOWN)
+    if (l == NULL || !l->process_open || l->reaped || l->state == LINK_STOPPED ||
+        l->state == LINK_DOWN)
         return;
     (void)snprintf(l->why, sizeof l->why, "%s", why);
     l->state = LINK_DOWN; /* nothing new is sent; on_exit_child does the rest */

@@ -50,6 +50,8 @@ int link_new(uv_loop_t *loop, const struct config *config, const struct link_eve
  * reaped and all handles are closed; the link is freed after it. */
 void link_stop(struct data_plane_link *l, void (*done)(void *arg), void *arg);
 
+/* This, link_text, link_submit and link_kill take NULL: a link that has stopped, while the rest of the daemon ends (a job that began before, an order of
+ * the coordinator's). */
 enum link_state link_state(const struct data_plane_link *l);
 /* "ready", "starting", "replacing: killed by signal 9" …; borrowed until the next call. */
 const char *link_text(const struct data_plane_link *l);

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "service/blame.h"
 #include "service/compare.h"
+#include "service/data_plane_link.h"
 #include "service/held.h"
 #include "service/mix.h"
 #include "service/state.h"
@@ -198,6 +199,23 @@ START_TEST(folds_tell_order_length_and_content_apart)
 }
 END_TEST
 
+/* --- the data plane ------------------------------------------------------------------------------ */
+
+/* While the daemon stops, jobs end and orders come after the link is gone: a part asks for its state, sends, kills. */
+START_TEST(a_link_that_is_gone_says_so_and_takes_nothing)
+{
+    struct link_request r = {.id = 0};
+    struct err e = {0};
+    ck_assert_int_eq((int)link_state(NULL), (int)LINK_STOPPED);
+    ck_assert_str_eq(link_text(NULL), "stopping");
+    ck_assert_int_eq(
+        link_submit(NULL, &r, (struct wire_header){.type = 0}, NULL, 0, NULL, 0, NULL, 0, 1, &e),
+        RS_EUNAVAIL);
+    ck_assert_ptr_nonnull(strstr(e.text, "the data plane is stopping"));
+    link_kill(NULL, "why");
+}
+END_TEST
+
 /* --- layouts ------------------------------------------------------------------------------------- */
 
 START_TEST(layouts_make_room_by_forgetting_the_unused_ones_only)
@@ -242,5 +260,6 @@ END_TEST
     X(comparing_survives_every_failed_allocation)                                                  \
     X(held_memory_is_believed_for_its_version_layout_and_rank_only)                                \
     X(folds_tell_order_length_and_content_apart)                                                   \
+    X(a_link_that_is_gone_says_so_and_takes_nothing)                                               \
     X(layouts_make_room_by_forgetting_the_unused_ones_only)
 #include "test/lib/main.h"
