@@ -24,6 +24,7 @@ static const char *const drain_usage =
     "the drain.\n"
     "Refits go on with a policy that does without the instances that were there, or when they have "
     "attached elsewhere.\n"
+    "It lasts until --undo, whatever is restarted meanwhile.\n"
     "  --undo                in use again\n";
 
 int cmd_abort(int argc, char **argv)

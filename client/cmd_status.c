@@ -129,8 +129,11 @@ static void node_row(struct cmd_table *t, const json_t *n)
     char cell[4 * REASON_CHARACTERS + 4];
     bool coordinator = json_is_true(json_object_get(n, "coordinator"));
     cmd_table_cell(t, "%s%s", jstr(n, "name"), coordinator ? " *" : "");
-    cmd_table_cell(t, "%s%s", jstr(n, "state"),
-                   json_is_true(json_object_get(n, "draining")) ? ", drained" : "");
+    if (json_is_true(json_object_get(n, "draining")))
+        cmd_table_cell(t, "%s, drained for %s", jstr(n, "state"),
+                       ctl_ns(jnum(n, "drained_age_ns")));
+    else
+        cmd_table_cell(t, "%s", jstr(n, "state"));
     cmd_table_cell(t, "%s", ctl_word(jstr(n, "address")));
     number_cell(t, jnum(n, "devices"));
     domains_cell(t, json_object_get(n, "domains"));

@@ -263,6 +263,8 @@ static void end_well(struct step *s)
     r->deadline_ns = REFIT_NEVER; /* the ledger answers */
     if (of != NULL)
         step_record_version(s, of, REFIT_COMMITTED);
+    if (rehearsal)
+        (void)snprintf(v->reason, sizeof v->reason, "the rehearsal has ended well");
     step_record_attempt(s, v, rehearsal ? REFIT_REHEARSED : REFIT_COMMITTED);
     if (!rehearsal)
         attempt_record_acceptances(s);
@@ -424,7 +426,6 @@ void side_written(struct step *s, const struct refit_write *w, int code)
         return;
     }
     if (v->kind == REFIT_KIND_REHEARSAL) {
-        (void)snprintf(v->reason, sizeof v->reason, "the rehearsal has ended well");
         phase_move(r, v, REFIT_REHEARSED);
     } else {
         phase_move(r, v, REFIT_COMMITTED);

@@ -591,7 +591,14 @@ static const char *node_lacks_any(const struct coordinator *c, uint32_t i)
         if (lacks[0] != '\0')
             return lacks;
     }
-    return c->nodes[i].draining ? "drained" : "";
+    return c->nodes[i].drained_wall_ns != 0 ? "drained" : "";
+}
+
+/* Of a wall time, where it is known and past; else 0. */
+static uint64_t age_ns(uint64_t wall_ns)
+{
+    uint64_t now = clock_wall_ns();
+    return wall_ns != 0 && now > wall_ns ? now - wall_ns : 0;
 }
 
 static void node_fill(struct arena *a, Reshard__V1__NodeStatus *to, const struct coordinator *c,
@@ -622,7 +629,9 @@ static void node_fill(struct arena *a, Reshard__V1__NodeStatus *to, const struct
     to->round_trip_ns = v.round_trip_ns;
     to->joins = v.joins;
     to->refused = v.refused;
-    to->draining = c->nodes[i].draining;
+    to->draining = c->nodes[i].drained_wall_ns != 0;
+    to->drained_wall_ns = c->nodes[i].drained_wall_ns;
+    to->drained_age_ns = age_ns(to->drained_wall_ns);
     struct peer_strangers strangers = i == s->node ? service_strangers(s) : v.strangers;
     to->strangers = strangers_make(a, &strangers);
     to->lacks = (char *)(uintptr_t)node_lacks_any(c, i);
@@ -652,10 +661,7 @@ static void own_models_fill(struct arena *a, Reshard__V1__StatusReply *to, struc
         x->model = m->name;
         x->committed = m->committed.version;
         x->committed_wall_ns = m->committed.wall_ns;
-        uint64_t now = clock_wall_ns();
-        x->committed_age_ns = m->committed.version != 0 && now > m->committed.wall_ns
-                                  ? now - m->committed.wall_ns
-                                  : 0;
+        x->committed_age_ns = m->committed.version != 0 ? age_ns(m->committed.wall_ns) : 0;
     }
 }
 

@@ -30,7 +30,9 @@ struct node {
     uint64_t data_plane; /* which one it is */
     uint16_t data_port;  /* of that data plane */
     uint64_t n_lost;     /* how often its data plane, or the node, was lost */
-    bool draining;       /* by op_drain: told to every decider, also to one that is opened later */
+    /* Since when it is drained (op_drain), told to every decider, also to one that is opened later; 0: it is in use. As the
+     * ledger has it. */
+    uint64_t drained_wall_ns;
     /* Newest committed versions that it said it knows when it joined; owned. */
     struct node_commit {
         char *model;
@@ -50,9 +52,10 @@ struct coordinator {
     uint32_t n_deciders;
     struct node *nodes; /* by number */
     uint32_t n_nodes;
-    char **own_domains;  /* nodes.h: of our own devices */
-    struct queue asked;  /* struct asked (report.c): requests of nodes that wait for a REPLY */
-    struct queue drains; /* struct drain (drain.c): until every decider has answered */
+    char **own_domains; /* nodes.h: of our own devices */
+    struct queue asked; /* struct asked (report.c): requests of nodes that wait for a REPLY */
+    struct queue
+        drains; /* struct drain (drain.c): from its record until every decider has answered */
 };
 
 /* A worker of any node, as it was reported. */
@@ -163,6 +166,8 @@ void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, 
 void drain_tell(struct decider *d, uint32_t node);
 /* Ends the leases of workers on drained nodes that the decider has let go. */
 void drain_sweep(struct decider *d);
+/* A row of the ledger at a start, before any decider hears of the node. */
+void drain_restore(struct coordinator *c, const struct ledger_drain *row);
 /* Nobody waits any more; for coordinator_close. */
 void drains_forget(struct coordinator *c);
 

@@ -69,6 +69,8 @@ static int restore_row(const struct ledger_record *row, void *arg)
     struct decider *d;
     if (row->kind == LEDGER_LAYOUT)
         return restore_layout(r, &row->layout);
+    if (row->kind == LEDGER_DRAIN)
+        drain_restore(r->service->coordinator, &row->drain);
     if (row->model == NULL)
         return 0;
     int code = decider_open(r->service->coordinator, row->model, &d, r->e);

@@ -1,4 +1,4 @@
-/* The ledger's rows at a start: layouts, models, versions. Private to service/. */
+/* The ledger's rows at a start: layouts, models, versions, drained nodes. Private to service/. */
 #ifndef RS_SERVICE_RESTORE_H
 #define RS_SERVICE_RESTORE_H
 

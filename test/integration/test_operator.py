@@ -86,6 +86,73 @@ class Drain(unittest.TestCase):
         self.assertEqual(self.fleet.final(1).phase, pb.PHASE_COMMITTED)
         self.assertEqual(waiting.result().left, 2)
 
+    def node(self, name):
+        return [n for n in self.nodes["n0"].status().nodes if n.name == name][0]
+
+    def restart_coordinator(self):
+        """Killed; with it went the trainer, which comes back."""
+        f = self.fleet
+        self.nodes["n0"].kill()
+        self.nodes["n0"].restart()
+        self.nodes.wait_joined(self.nodes.names)
+        f.side_clients.clear()
+        f.sources = [f.attach_source(rank, f"n0:{rank}") for rank in range(4)]
+        f.trainer = f.client("n0", "trainer")
+
+    def test_a_drain_outlives_the_coordinator_and_its_end_too(self):
+        f = self.fleet
+        f.refit(1)
+        f.check(1)
+        begin = time.time_ns()
+        self.assertEqual(ctl_json(self.nodes["n1"], "drain", "n2")["left"], 2)
+        since = self.node("n2").drained_wall_ns
+        self.assertTrue(begin <= since <= time.time_ns(), since)
+        left = [w for w in f.destinations if w.node == "n2"]
+        f.destinations = [w for w in f.destinations if w.node == "n1"]
+        self.restart_coordinator()
+        n2 = self.node("n2")
+        self.assertEqual((n2.draining, n2.drained_wall_ns, n2.lacks), (True, since, "drained"))
+        self.assertGreaterEqual(n2.drained_age_ns, 1)
+        self.assertFalse(self.node("n1").draining)
+        with refused(self, grpc.StatusCode.UNAVAILABLE, "n2", "drained"):
+            left[0].attach()
+        f.refit(2, policy=[pb.LayoutPolicy(layout_name="rollout", min_instances=1)])
+        f.check(2)
+        for w in left:
+            self.assertEqual(w.wrong(1), [])  # left alone
+        ctl_json(self.nodes["n0"], "drain", "n2")  # once more: it goes on
+        self.assertEqual(self.node("n2").drained_wall_ns, since)
+        ctl_json(self.nodes["n0"], "drain", "n2", "--undo")
+        for w in left:
+            w.attach()
+        for w in left:
+            w.event("committed", 2)
+            w.apply(2)
+        f.destinations += left
+        f.refit(3)
+        f.check(3)
+        self.restart_coordinator()
+        self.assertEqual((self.node("n2").draining, self.node("n2").drained_wall_ns), (False, 0))
+        f.refit(4)
+        f.check(4)
+
+    def test_workers_that_had_not_left_when_the_coordinator_ended_leave_when_it_is_back(self):
+        f = self.fleet
+        for w in f.destinations:
+            w.goodbye()
+        f.automatic = False
+        f.destinations = [f.attach_destination(rank, place) for rank, place in enumerate(("n1:0", "n1:1", "n2:0", "n2:1"))]
+        f.publish(1)
+        f.submit(1)
+        for w in f.destinations:
+            w.event("accept_requested", 1)
+        self.assertEqual(ctl(self.nodes["n0"], "drain", "n2", "--timeout", "0.3")[0], 1)  # the attempt uses them
+        self.restart_coordinator()
+        for w in f.destinations[2:]:
+            self.assertIn("node n2 is drained", w.event("evicted").reason)
+        workers = {w.rank: w.state for m in self.nodes["n0"].status("m").models for w in m.workers if w.side == pb.SIDE_DESTINATION}
+        self.assertEqual({rank for rank, state in workers.items() if state != pb.WORKER_GONE}, {0, 1})
+
     def test_a_node_that_is_not_there(self):
         code, _, err = ctl(self.nodes["n1"], "drain", "n9")
         self.assertEqual(code, 1)
@@ -287,6 +354,13 @@ class Rehearsal(unittest.TestCase):
         self.fleet.submit(1)
         self.fleet.accept(1)
         self.assertEqual(self.fleet.final(1).phase, pb.PHASE_COMMITTED)
+        # A restart of the coordinator leaves it known.
+        self.nodes["n0"].kill()
+        self.nodes["n0"].restart()
+        self.nodes.wait_joined(self.nodes.names)
+        m = self.nodes["n1"].status("m").models[0]
+        self.assertEqual((m.rehearsed.phase, m.rehearsed.version, m.rehearsed.attempt, m.rehearsed.reason),
+                         (pb.PHASE_REHEARSED, 1, s.attempt, s.reason))
 
     def test_swapped_columns_are_named_by_tensor_box_and_rank(self):
         self.write()
