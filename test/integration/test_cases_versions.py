@@ -810,14 +810,49 @@ class Ledgers(Case):
         b.stop()  # its log is in the file now
         mixed = {"reshard.db": ledger_of(b).read_bytes(), "reshard.db-wal": files_a["reshard.db-wal"]}
         self.put(b, mixed)
-        b.start(wait="not started|reshardd serves")
-        line = [x for x in b.lines if "not started" in x or "serves" in x][0]
-        self.assertIn("not started", line)
-        self.assertEqual(b.wait(), 1)
-        self.assertIn(str(ledger_of(b)), line)
+        self.assertIn(str(ledger_of(b)), self.not_started(b))
         self.assertEqual(ledger_of(b).read_bytes(), mixed["reshard.db"])  # nothing of the other one has come into it
         self.put(b, {"reshard.db": mixed["reshard.db"]})
         self.assertEqual(self.start(b), 3)
+
+    def not_started(self, d):
+        """The error that it ends with."""
+        d.start(wait="not started|reshardd serves")
+        line = [x for x in d.lines if "not started" in x or "serves" in x][0]
+        self.assertIn("not started", line)
+        self.assertEqual(d.wait(), 1)
+        return line
+
+    def test_an_older_copy_is_refused_until_somebody_means_it(self):
+        d = self.daemon()
+        f = small(d, automatic=True)
+        f.refit(1)
+        d.stop()
+        copy = ledger_of(d).read_bytes()
+        for version in (2, 3):  # two starts: what the first one wrote is not in the log of the second
+            d.start()
+            f = small(d, automatic=True)
+            f.refit(version)
+            with contextlib.closing(sqlite3.connect(ledger_of(d))) as db, contextlib.closing(sqlite3.connect(":memory:")) as to:
+                db.backup(to)
+                backup = to.serialize()  # as sqlite3's .backup makes it, while it runs
+            d.kill()
+        log, stamp = (pathlib.Path(f"{ledger_of(d)}{x}") for x in ("-wal", ".stamp"))
+        newest = ledger_of(d).read_bytes()
+        ledger_of(d).write_bytes(copy)
+        line = self.not_started(d)
+        for words in (str(ledger_of(d)), "an older copy is in its place", f"move {log} and {stamp} away"):
+            self.assertIn(words, line)
+        self.assertEqual(ledger_of(d).read_bytes(), copy)
+        files = {p: p.read_bytes() for p in (log, stamp)}
+        log.unlink()
+        self.assertIn("an older copy", self.not_started(d))  # by the stamp
+        stamp.unlink()
+        self.assertEqual(self.start(d), 1)
+        self.put(d, {p.name: b for p, b in files.items()} | {"reshard.db": newest})  # what belongs together
+        self.assertEqual(self.start(d), 3)
+        self.put(d, {"reshard.db": backup})
+        self.assertEqual(self.start(d), 3)
 
     def test_what_was_refused_on_a_full_disk_never_shows_up(self):
         path = tempfile.mkdtemp(prefix="reshard-disk-")
