@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "device/device_cuda_private.h"
+#include "device/numa.h"
 #include "device/nvml.h"
 
 #include "base/banned.h"
@@ -260,6 +261,22 @@ bool device_cuda_reaches(const struct device *d, const struct device *peer)
     return from == to || (cudaDeviceCanAccessPeer(&can, from, to) == cudaSuccess && can != 0);
 }
 
+int device_cuda_numa_node(const struct device *d)
+{
+    return cuda_of(d)->numa_node;
+}
+
+/* Where CUDA does not say, there is none: memory is no worse than without asking. */
+static int find_numa_node(int ordinal)
+{
+    char bus_id[32] = "";
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    return numa_node_of("/sys", bus_id);
+}
+
 uint64_t device_cuda_context_bytes(const struct device *d)
 {
     return cuda_of(d)->context_bytes;
@@ -312,6 +329,7 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
         return r;
     }
     measure_context(c, free_before);
+    c->numa_node = find_numa_node(c->ordinal);
     c->options.name = NULL; /* the caller's */
     c->max_blocks = c->options.max_blocks != 0 ? c->options.max_blocks
                                                : DEVICE_CUDA_BLOCKS * (uint32_t)processors;

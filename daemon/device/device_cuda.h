@@ -33,6 +33,9 @@ int device_cuda_version(void);
 const char *device_cuda_uuid(const struct device *d);
 int device_cuda_ordinal(const struct device *d);
 bool device_is_cuda(const struct device *d);
+/* The NUMA node that its host memory is asked for from (segments, and what streams pin); -1: there is one
+ * node only, or it is not known. */
+int device_cuda_numa_node(const struct device *d);
 /* What opening it took of the GPU: the context, by what NVML and CUDA said was free before and after,
  * so with what others took or gave meanwhile. 0: not known. */
 uint64_t device_cuda_context_bytes(const struct device *d);

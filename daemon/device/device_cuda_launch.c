@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "device/device_cuda_private.h"
+#include "device/numa.h"
 #include "device/packed.h"
 #include "kernels/kernels_dtype.h"
 
@@ -274,8 +275,13 @@ cudaError_t cuda_sums_open(struct cuda_stream *s)
 {
     size_t bytes = sizeof(uint64_t) * KERNEL_BATCH_TASKS * CUDA_SUM_BLOCKS;
     cudaError_t r = cudaMalloc((void **)&s->sums_on_device, bytes);
+    int node = cuda_of(s->base.device)->numa_node;
+    if (node >= 0)
+        numa_thread_prefers(node);
     if (r == cudaSuccess)
         r = cudaHostAlloc((void **)&s->sums_on_host, bytes, cudaHostAllocPortable);
+    if (node >= 0)
+        numa_thread_prefers(-1);
     for (unsigned i = 0; r == cudaSuccess && i < CUDA_SUM_BLOCKS; i++) {
         s->blocks[i].stream = s;
         s->blocks[i].on_device = s->sums_on_device + i * KERNEL_BATCH_TASKS;

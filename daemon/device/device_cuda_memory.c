@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "device/device_cuda_private.h"
+#include "device/numa.h"
 
 #include "base/banned.h"
 
@@ -69,6 +70,7 @@ int cuda_map(struct device *d, int fd, size_t bytes, bool writable, void **ret, 
     if (p == MAP_FAILED)
         return err_set(e, errno == ENOMEM ? RS_EEXHAUSTED : err_from_errno(errno),
                        "CUDA device %u: mapping %zu bytes: %s", d->local, bytes, strerror(errno));
+    numa_prefer(p, bytes, c->numa_node); /* before pages are pinned where they are */
     cudaError_t r = cudaSetDevice(c->ordinal);
     if (r == cudaSuccess)
         r = cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);

@@ -34,6 +34,7 @@ struct device_cuda {
     int ordinal;
     uint32_t max_blocks;
     uint64_t context_bytes; /* 0: not known */
+    int numa_node;          /* -1: none */
     char uuid[DEVICE_CUDA_NAME_BYTES];
     atomic_uint n_streams;
     atomic_bool failed; /* error.code != 0, readable without the lock */

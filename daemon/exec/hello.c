@@ -222,6 +222,7 @@ static void gpus_fill(struct plane *p, struct ready *ready)
     for (uint32_t i = 0; i < p->n_devices; i++) {
         memcpy(ready->devices[i].fabric, domains[i].fabric, sizeof domains[i].fabric);
         ready->devices[i].island = domains[i].island;
+        ready->devices[i].numa_node = device_cuda_numa_node(p->devices[i].device);
     }
 }
 

@@ -154,7 +154,7 @@ struct wire_ready_device {
     char name[WIRE_DEVICE_NAME_BYTES];
     char fabric[WIRE_FABRIC_BYTES];
     uint32_t island;
-    uint32_t reserved;
+    int32_t numa_node; /* that its pinned memory is asked for from; -1: none */
 };
 
 enum wire_segment_kind { WIRE_SEGMENT_MEMFD, WIRE_SEGMENT_CUDA_IPC, WIRE_SEGMENT_CUDA_VMM };

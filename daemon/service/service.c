@@ -87,19 +87,34 @@ bool service_identify(void *context, const char *token, struct rpc_identity *ret
 
 /* --- outside ------------------------------------------------------------------------------------ */
 
+/* ", pinned memory near NUMA nodes 0 0 1 1"; "" where no GPU has one. */
+static const char *numa_text(const struct link_about *about, char *ret, size_t capacity)
+{
+    bool any = false;
+    size_t at = (size_t)snprintf(ret, capacity, ", pinned memory near NUMA nodes");
+    for (uint32_t i = 0; i < about->n_devices && at < capacity; i++) {
+        int node = about->devices[i].numa_node;
+        any = any || node >= 0;
+        at += node >= 0 ? (size_t)snprintf(ret + at, capacity - at, " %d", node)
+                        : (size_t)snprintf(ret + at, capacity - at, " -");
+    }
+    return any ? ret : "";
+}
+
 /* What the data plane found is the topology's from now on. */
 static void gpus_found(struct service *s)
 {
     const struct link_about *about = link_about(s->link);
-    char text[1024];
+    char text[1024], numa[512];
     char **domains = about->nccl_version != 0 ? nodes_own_domains(s->config, about) : NULL;
     if (domains == NULL)
         return; /* no GPUs; without memory: one domain, as before */
-    log_info("GPUs: %u devices, NCCL %d.%d.%d, CUDA %d.%d, domains %s by %s", about->n_devices,
+    log_info("GPUs: %u devices, NCCL %d.%d.%d, CUDA %d.%d, domains %s by %s%s", about->n_devices,
              about->nccl_version / 10000, about->nccl_version % 10000 / 100,
              about->nccl_version % 100, about->cuda_version / 1000, about->cuda_version % 1000 / 10,
              nodes_domains_text(s->config, domains, text, sizeof text),
-             s->config->domains[0] != '\0' ? "config" : about->how);
+             s->config->domains[0] != '\0' ? "config" : about->how,
+             numa_text(about, numa, sizeof numa));
     if (s->coordinator == NULL) {
         nodes_domains_free(domains, s->config->devices);
         return;

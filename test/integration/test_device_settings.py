@@ -76,6 +76,54 @@ class Shares(unittest.TestCase):
         refuses(self, {"devices__max_kernel_blocks": 65536}, "max_kernel_blocks", "65535")
 
 
+class TwoNodes(Daemon):
+    """A daemon that sees a machine of two NUMA nodes, GPU 1 on the second: a sysfs of its own, in a mount namespace."""
+
+    def argv(self):
+        devices, online = self.dir / "pci", self.dir / "online"
+        online.write_text("0-1\n")
+        for i in range(2):
+            (devices / f"0000:{i + 1:02x}:00.0").mkdir(parents=True, exist_ok=True)
+            (devices / f"0000:{i + 1:02x}:00.0" / "numa_node").write_text(f"{i}\n")
+        script = (f"mount --bind {online} /sys/devices/system/node/online && mount --bind {devices} /sys/bus/pci/devices && "
+                  'exec "$@"')
+        return ["unshare", "--mount", "sh", "-c", script, "sh", *super().argv()]
+
+
+@on_standin
+class Numa(unittest.TestCase):
+    SETTINGS = {"devices__devices": 2, "devices__domains": ""}
+
+    def policies(self, d):
+        """Of the data plane's mappings of the clients' segments: what the kernel has."""
+        with open(f"/proc/{d.data_plane_pid()}/numa_maps") as f:
+            return {line.split()[1] for line in f if "/memfd:test" in line}
+
+    def staged_in_host_memory(self, d):
+        f = GpuFleet(d, CUDA, one_layout("train"), one_layout("rollout"), [0], [0], destination_worker=HostShadowWorker)
+        f.refit(1)
+        f.destinations[0].apply(1)
+        self.assertEqual(f.destinations[0].wrong(1), [])
+
+    def test_a_pinned_shadow_is_asked_for_near_its_gpu_and_the_log_says_so(self):
+        if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no right to make a mount namespace")
+        with TwoNodes(**self.SETTINGS) as d:
+            d.wait_log(r"GPUs: 2 devices.*, pinned memory near NUMA nodes 0 1$")
+            self.staged_in_host_memory(d)
+            if os.path.exists("/proc/self/numa_maps"):
+                self.assertEqual(self.policies(d), {"prefer:0"})
+
+    def test_with_one_node_nothing_is_asked_for_and_nothing_said(self):
+        if len(pathlib.Path("/sys/devices/system/node/online").read_text().strip()) > 1:
+            self.skipTest("this machine has several")
+        with Daemon(**self.SETTINGS) as d:
+            self.assertNotIn("NUMA", d.wait_log(r"GPUs: 2 devices.*").group())
+            self.staged_in_host_memory(d)
+            if os.path.exists("/proc/self/numa_maps"):
+                self.assertEqual(self.policies(d), {"default"})
+
+
 @on_standin
 class Budget(unittest.TestCase):
     """One device, so a communicator is its tables alone."""
