@@ -179,7 +179,7 @@ ifeq ($(CUDA),1)
 STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
 STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
     kernels/kernels_quantise_task.c daemon/base/err.c
-STANDIN_LIBS := $(addprefix $(STANDIN)/,libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1 libnccl.so.2)
+STANDIN_LIBS := $(addprefix $(STANDIN)/,libnvtx-ranges.so libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1 libnccl.so.2)
 $(STANDIN)/libcudart.so.13: $(STANDIN_RT) test/standin/cudart.map
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(STANDIN_CFLAGS) $(LDFLAGS_ALL) -shared -Wl,-soname,$(@F) -Wl,--version-script=test/standin/cudart.map -o $@ \
@@ -192,6 +192,10 @@ $(STANDIN)/libnvidia-ml.so.1: test/standin/nvml.c $(STANDIN)/libcudart.so.13
 $(STANDIN)/libnccl.so.2: test/standin/nccl.c $(STANDIN)/libcudart.so.13
 	$(Q)$(standin_other)
 $(patsubst %.c,$(BUILD)/obj/%.o,$(STANDIN_SRC)): CFLAGS_ALL += -isystem $(CUDA_HOME)/include -DRS_CUDA
+# A tool for NVTX that writes ranges down.
+$(STANDIN)/libnvtx-ranges.so: test/standin/nvtx.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter-out -Wconversion,$(STANDIN_CFLAGS)) $(LDFLAGS_ALL) -shared -o $@ $<
 define standin_rule
 $(BUILD)/test/$(basename $(notdir $(1))): $(BUILD)/obj/$(1:.c=.o) $(call libs,exec)
 	@mkdir -p $$(@D)

@@ -194,3 +194,14 @@ int device_error(const struct device *d, struct err *e)
 {
     return d->ops->error(d, e);
 }
+
+uint64_t device_range_start(const struct device *d, const char *name)
+{
+    return d->ops->range_start == NULL ? 0 : d->ops->range_start(d, name);
+}
+
+void device_range_end(const struct device *d, uint64_t range)
+{
+    if (d->ops->range_end != NULL)
+        d->ops->range_end(d, range);
+}

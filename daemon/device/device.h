@@ -137,6 +137,11 @@ bool device_event_done(const struct device_event *ev);
 
 int device_error(const struct device *d, struct err *e);
 
+/* A range of time that a profiler shows, where one is there (NVTX; a stream shows by itself what it hands
+ * over, under its name). Any thread may end it. The name is copied. */
+uint64_t device_range_start(const struct device *d, const char *name);
+void device_range_end(const struct device *d, uint64_t range);
+
 /* --- the vtable (for implementations) --------------------------------------------------------- */
 
 struct device_ops {
@@ -167,6 +172,9 @@ struct device_ops {
     int (*event_wait)(struct device_stream *s, struct device_event *ev);
     bool (*event_done)(const struct device_event *ev);
     int (*error)(const struct device *d, struct err *e);
+    /* NULL, both: no profiler */
+    uint64_t (*range_start)(const struct device *d, const char *name);
+    void (*range_end)(const struct device *d, uint64_t range);
 };
 
 /* First member of every implementation's struct. */

@@ -107,6 +107,8 @@ static const struct device_ops cuda_ops = {
     .event_wait = cuda_event_wait,
     .event_done = cuda_event_done,
     .error = cuda_error,
+    .range_start = cuda_range_start,
+    .range_end = cuda_range_end,
 };
 
 bool device_is_cuda(const struct device *d)

@@ -1,7 +1,7 @@
 /* What the files of the CUDA device share. Private to device_cuda*.c.
  *
  * device_cuda.c opens, closes and names devices; device_cuda_memory.c has memory, its own and
- * workers'; device_cuda_stream.c streams and events; device_cuda_launch.c what streams hand to the
+ * workers'; device_cuda_stream.c streams and events; device_cuda_ranges.c what profilers see; device_cuda_launch.c what streams hand to the
  * GPU, device_cuda_quantise.c casts with scales.
  *
  * Threads: each stream's own hands items to CUDA; CUDA's own thread runs sums_land. Locks: a
@@ -120,6 +120,14 @@ int cuda_event_import(struct device *d, const uint8_t *handle, struct device_eve
 int cuda_event_record(struct device_event *ev, struct device_stream *s);
 int cuda_event_wait(struct device_stream *s, struct device_event *ev);
 bool cuda_event_done(const struct device_event *ev);
+
+/* --- device_cuda_ranges.c --------------------------------------------------------------------- */
+
+/* Around what a thread does; nested. */
+void cuda_range_push(const char *name);
+void cuda_range_pop(void);
+uint64_t cuda_range_start(const struct device *d, const char *name);
+void cuda_range_end(const struct device *d, uint64_t range);
 
 /* --- device_cuda_launch.c --------------------------------------------------------------------- */
 

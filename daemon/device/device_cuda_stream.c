@@ -272,7 +272,12 @@ static void *stream_main(void *arg)
     (void)cuda_good(c, cudaSetDevice(c->ordinal), "choosing the device");
     while ((item = items_next(&s->items)) != NULL) {
         s->dirty = s->dirty || item->run != run_call;
+        bool works = item->n > 0; /* copies, fingerprints, a group: what a profiler is to show */
+        if (works)
+            cuda_range_push(s->items.name);
         item->run(&s->base, item);
+        if (works)
+            cuda_range_pop();
         items_done(&s->items, item);
     }
     s->dirty = true;

@@ -91,8 +91,20 @@ static bool in_flight(const struct attempt *a)
     return a->connecting || !transport_quiesced(a->model->transport);
 }
 
+/* One range for each, on the first of the devices. */
+static void range_start(struct attempt *a)
+{
+    char name[96];
+    (void)snprintf(name, sizeof(name), "model %llx version %llu attempt %llu",
+                   (unsigned long long)a->model->id, (unsigned long long)a->request.version,
+                   (unsigned long long)a->number);
+    a->range = device_range_start(a->plane->devices[0].device, name);
+}
+
 static void forget(struct attempt *a)
 {
+    if (a->started)
+        device_range_end(a->plane->devices[0].device, a->range);
     a->model->attempt = NULL;
     attempt_close(a);
 }
@@ -482,6 +494,7 @@ void attempt_start(struct plane *p, struct wire_packet *packet)
     }
     a->request = packet->header;
     a->started = true;
+    range_start(a);
     move(a, ATTEMPT_RUNNING);
     run(a);
 }

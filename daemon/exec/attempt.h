@@ -51,7 +51,8 @@ struct attempt {
     unsigned n_holders; /* callers that go through its parts: it is not settled meanwhile */
     struct sm sm;
     uint64_t number, epoch;
-    bool started; /* START came */
+    bool started;   /* START came */
+    uint64_t range; /* of a profiler, from START on */
 
     struct wire_peer *peers; /* NULL: all is local */
     uint32_t n_peers;

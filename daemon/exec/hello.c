@@ -19,9 +19,9 @@ static int open_streams(struct plane_device *d, uint32_t n_ways, struct err *e)
         r = device_stream_new(d->device, "unpack", &d->unpack, e);
     for (uint32_t w = 0; w < n_ways && r == 0; w++) {
         d->ways[w].device = d->device;
-        r = device_stream_new(d->device, "copy", &d->ways[w].copy, e);
+        r = device_stream_new(d->device, "fan-out", &d->ways[w].copy, e);
         if (r == 0)
-            r = device_stream_new(d->device, "check", &d->ways[w].check, e);
+            r = device_stream_new(d->device, "fingerprint", &d->ways[w].check, e);
     }
     return r;
 }

@@ -125,6 +125,36 @@ class Numa(unittest.TestCase):
 
 
 @on_standin
+class Ranges(unittest.TestCase):
+    def test_a_profiler_sees_attempts_groups_packs_unpacks_fan_outs_and_fingerprints(self):
+        fd, path = tempfile.mkstemp(prefix="standin-ranges-")
+        os.close(fd)
+        tool = BUILD / "standin" / "libnvtx-ranges.so"
+        os.environ.update(NVTX_INJECTION64_PATH=str(tool), STANDIN_RANGES=path)
+        try:
+            with Counters() as counters, Daemon() as d:
+                f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5])
+                for version in (1, 2):
+                    f.refit(version)
+                    for w in f.destinations:
+                        w.apply(version)
+                groups = sum(counters.of(i, 6) for i in range(8))
+            lines = [line.split(" ", 1) for line in pathlib.Path(path).read_text().splitlines()]
+            kinds = collections.Counter(line[0] for line in lines)
+            attempts = [line[1] for line in lines if line[0] == "start"]
+            self.assertEqual([a.split(" ", 2)[2] for a in attempts], ["version 1 attempt 1", "version 2 attempt 2"])
+            self.assertEqual(kinds["end"], 2)
+            self.assertEqual(kinds["push"], kinds["pop"])
+            streams = collections.Counter(line[1].split()[1] for line in lines if line[0] == "push")
+            self.assertEqual(set(streams), {"pack", "net", "unpack", "fan-out", "fingerprint"})
+            self.assertEqual(streams["net"], groups)
+            self.assertGreater(groups, 0)
+        finally:
+            del os.environ["NVTX_INJECTION64_PATH"], os.environ["STANDIN_RANGES"]
+            os.unlink(path)
+
+
+@on_standin
 class Budget(unittest.TestCase):
     """One device, so a communicator is its tables alone."""
 
@@ -132,7 +162,7 @@ class Budget(unittest.TestCase):
         return {"devices__devices": 1, "devices__domains": "", "devices__threads": 1, "devices__ring_slots": 2,
                 "devices__chunk_bytes": MIB, "devices__max_gpu_memory_bytes": limit}
 
-    STREAMS = 3 * (5 * MIB // 4 + 65536) + MIB + 5 * 65536
+    STREAMS = 3 * (5 * MIB // 4 + 65536 + 256) + MIB + 5 * 65536
     LEAST = CONTEXT + TABLES + STREAMS + 2 * MIB
 
     def refit(self, d, model):

@@ -8,10 +8,10 @@
 #define MIB (UINT64_C(1) << 20)
 
 /* Two devices of one node, 8 channels: 16 MiB, and per channel one peer with 4 MiB, 512 KiB (LL) and
- * 4.6875 MiB (LL128). Streams, one way: 3 work buffers of 1.3125 MiB, a bounce buffer of 1 MiB, 5
- * streams of 64 KiB. */
+ * 4.6875 MiB (LL128). Streams, one way: 3 work buffers of 1.3125 MiB and 256 bytes, a bounce buffer of
+ * 1 MiB, 5 streams of 64 KiB. */
 static const uint64_t communicator = 16 * MIB + 8 * (4 * MIB + MIB / 2 + 4915200);
-static const uint64_t streams = 3 * (5 * MIB / 4 + 65536) + MIB + 5 * 65536;
+static const uint64_t streams = 3 * (5 * MIB / 4 + 65536 + 256) + MIB + 5 * 65536;
 static const struct budget_settings two = {
     .n_devices = 2, .ring_slots = 4, .slot_bytes = 8 * MIB, .n_threads = 2, .max_ctas = 8};
 
