@@ -409,28 +409,27 @@ static int open_parts(struct attempt *a, struct err *e)
     return 0;
 }
 
-/* Grows a buffer of the device; what it held is lost. */
-static int reserve(struct plane_device *d, enum budget_part part, uint8_t **buffer, size_t *have,
-                   uint64_t need, struct err *e)
+/* Grows it; what it held is lost. */
+static int scratch_reserve(struct plane_device *d, uint64_t need, struct err *e)
 {
     void *p;
-    if (need <= *have)
+    if (need <= d->scratch_bytes)
         return 0;
-    if (*have > 0)
-        device_free(d->device, *buffer, *have);
-    budget_give(&d->budget, part, *have);
-    *buffer = NULL;
-    *have = 0;
-    int r = budget_take(&d->budget, part, need, e);
+    if (d->scratch_bytes > 0)
+        device_free(d->device, d->scratch, d->scratch_bytes);
+    budget_give(&d->budget, BUDGET_SCRATCH, d->scratch_bytes);
+    d->scratch = NULL;
+    d->scratch_bytes = 0;
+    int r = budget_take(&d->budget, BUDGET_SCRATCH, need, e);
     if (r < 0)
         return r;
     r = device_alloc(d->device, need, &p, e);
     if (r < 0) {
-        budget_give(&d->budget, part, need);
+        budget_give(&d->budget, BUDGET_SCRATCH, need);
         return r;
     }
-    *buffer = p;
-    *have = need;
+    d->scratch = p;
+    d->scratch_bytes = need;
     return 0;
 }
 
@@ -457,10 +456,9 @@ static int open_devices(struct attempt *a, struct err *e)
                            (unsigned long long)d->user->model->id);
         int r = device_error(d->device, e);
         if (r == 0 && p->devices[i].n_messages > 0)
-            r = reserve(d, BUDGET_RING, &d->ring, &d->ring_bytes, p->ring_slots * p->chunk_bytes,
-                        e);
+            r = ring_reserve(a->plane, i, p->ring_slots * p->chunk_bytes, e);
         if (r == 0)
-            r = reserve(d, BUDGET_SCRATCH, &d->scratch, &d->scratch_bytes, p->scratch_bytes, e);
+            r = scratch_reserve(d, p->scratch_bytes, e);
         if (r < 0)
             return err_prefix(e, r, "device %u", i);
         d->user = a;

@@ -302,12 +302,12 @@ static void plane_close(struct plane *p)
     watchdog_stop(&p->watchdog);
     close_models(p);
     transport_tcp_node_close(p->tcp);
-#if defined(RS_CUDA)
-    transport_nccl_node_close(p->nccl);
-#endif
     workers_free(p);
     segment_table_free(p->segments);
     hello_close(p);
+#if defined(RS_CUDA)
+    transport_nccl_node_close(p->nccl); /* after the rings that are its */
+#endif
     mailbox_shut(&p->mailbox);
     mailbox_close(&p->mailbox);
     (void)close(p->wake_fd);

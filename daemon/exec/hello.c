@@ -38,8 +38,10 @@ static void work_free(struct device *d, struct plane_work *w)
         device_free(d, w->memory, PLANE_WORK_BYTES);
 }
 
-static void device_shut(struct plane_device *d)
+static void device_shut(struct plane *p, uint32_t device)
 {
+    struct plane_device *d = &p->devices[device];
+    ring_free(p, device);
     stream_shut(d->pack);
     stream_shut(d->net);
     stream_shut(d->unpack);
@@ -52,8 +54,6 @@ static void device_shut(struct plane_device *d)
             device_free(d->device, d->ways[w].bounce, BOUNCE_BYTES);
     }
     work_free(d->device, &d->pack_work);
-    if (d->ring_bytes > 0)
-        device_free(d->device, d->ring, d->ring_bytes);
     if (d->scratch_bytes > 0)
         device_free(d->device, d->scratch, d->scratch_bytes);
     device_close(d->device);
@@ -161,7 +161,7 @@ static int open_device(struct plane *p, const struct wire_hello *h, uint32_t i, 
 void hello_close(struct plane *p)
 {
     while (p->n_devices > 0)
-        device_shut(&p->devices[--p->n_devices]);
+        device_shut(p, --p->n_devices);
     mem_free(p->devices);
     p->devices = NULL;
 }
@@ -176,6 +176,10 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     if (p->devices == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
     p->n_ways = budget_ways(h.n_threads, h.n_devices);
+#if defined(RS_CUDA)
+    if (strcmp(h.transport, "nccl") == 0) /* now: devices have threads */
+        r = transport_nccl_environment(h.data_address, e);
+#endif
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++)
         r = open_device(p, &h, i, gpu_name(packet, i), e);
     if (r == 0)
@@ -188,7 +192,6 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
     }
     p->hello = h;
     pairs_decide(p);
-    p->incarnation = packet->header.incarnation;
     p->ready = true;
     return 0;
 }
@@ -266,6 +269,8 @@ void hello_take(struct plane *p, struct wire_packet *packet)
     struct err e = {0};
     struct ready ready;
     memset(&ready, 0, sizeof(ready));
+    if (!p->ready)
+        p->incarnation = packet->header.incarnation; /* a refusal, too, is known by it */
     int r = hello(p, packet, &e);
     if (r < 0) {
         plane_fail(p, &packet->header, WIRE_FAILED, r, &e, UINT32_MAX, UINT32_MAX);

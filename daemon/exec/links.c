@@ -386,6 +386,8 @@ static void add_counters(const struct model *m, struct wire_stats *to)
         to->domain_received_bytes += c.domain_received_bytes;
         to->messages += c.messages;
         to->stale_frames += c.stale_frames;
+        to->registrations += c.registrations;
+        to->refused_registrations += c.refused_registrations;
     }
 }
 
@@ -476,8 +478,10 @@ int links_open(struct attempt *a, struct err *e)
         if (note_parts(m, a) != 0)
             return err_set(e, RS_ENOMEM, "out of memory");
     }
-    if (stands)
+    if (stands) {
+        ring_tell(a->plane, m);
         return a->plane->tcp != NULL && m->network != NULL ? open_tcp(a, true, e) : 0;
+    }
     int r = needs_network(a) ? open_network(a, e) : 0;
     if (r == 0 && any_copied(a))
         r = open_copies(a, e);
@@ -487,6 +491,7 @@ int links_open(struct attempt *a, struct err *e)
         transport_close(m->network);
         m->network = NULL;
     }
+    ring_tell(a->plane, m);
     return r;
 }
 

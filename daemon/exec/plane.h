@@ -12,6 +12,7 @@
  *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
  *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
  *   attempt_open.c  what PREPARE proves and allocates
+ *   ring.c        staging rings
  *   links.c       an attempt's peers, transport and connections
  *   pairs.c       which devices of the node exchange messages by copies
  *   skips.c       what needs not be sent, told from node to node
@@ -75,6 +76,7 @@ struct plane_device {
     struct plane_work pack_work;
     struct plane_way ways[PLANE_MAX_WAYS];
     uint8_t *ring, *scratch;
+    bool ring_of_nccl; /* else device_alloc's */
     size_t ring_bytes, scratch_bytes;
     struct attempt *user; /* the attempt that may use it */
     struct budget budget; /* of a GPU's memory */
@@ -206,6 +208,13 @@ bool attempts_stop(struct plane *p);
 bool attempts_quiet(const struct plane *p);
 /* Sends what PROGRESS is due; returns the monotonic time when the next is, or UINT64_MAX. */
 uint64_t attempts_progress(struct plane *p);
+
+/* --- ring.c --- */
+/* Grows the ring of a local device that nothing uses; what it held is lost. */
+int ring_reserve(struct plane *p, uint32_t device, uint64_t bytes, struct err *e);
+void ring_free(struct plane *p, uint32_t device); /* no transport has it any more */
+/* With nccl: the model's transport is told of the rings of its devices. */
+void ring_tell(const struct plane *p, const struct model *m);
 
 /* --- links.c --- */
 void links_close(struct plane *p, struct model *m);

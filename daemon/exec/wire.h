@@ -302,6 +302,7 @@ struct wire_stats {
     uint64_t refused;     /* connections of strangers, let go */
     uint64_t connections; /* that stand now, both ways */
     uint64_t connected;   /* made so far, both ways */
+    uint64_t registrations, refused_registrations; /* of rings, by NCCL, so far */
 };
 
 /* Of one GPU: what the data plane has taken, by part (budget.h), and what it has open of its workers. */

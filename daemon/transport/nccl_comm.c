@@ -143,9 +143,14 @@ static void *abort_main(void *arg)
     pthread_mutex_lock(&lane->mutex);
     (void)device_cuda_use(lane->device, NULL);
     ncclComm_t comm = lane->comm;
+    /* With a group in flight it might wait for that; the abort lets go of registrations itself. */
+    if (lane->idle)
+        nccl_buffer_deregister(n, lane);
     if (comm != NULL)
         (void)n->node->nccl.abort(comm);
     lane->comm = NULL;
+    lane->buffer.handle = NULL;
+    lane->buffer.tried = false;
     pthread_mutex_unlock(&lane->mutex);
     pthread_mutex_lock(&n->mutex);
     n->n_ending--;
@@ -176,11 +181,13 @@ static void start_ending(struct nccl *n)
     n->again = false;
     n->end_until_ns = clock_mono_ns() + ms * 1000000;
     atomic_store(&n->leave, true);
+    bool idle = !nccl_any_issued(n);
     (void)pthread_cond_broadcast(&n->changed);
     for (uint32_t i = 0; i < n->n_devices; i++) {
         if (n->lanes[i].device == NULL)
             continue;
         n->n_ending++;
+        n->lanes[i].idle = idle;
         /* Without a thread the watchdog has to do: it stays counted, and on_stuck is called. */
         (void)detached(abort_main, &n->lanes[i]);
     }

@@ -69,6 +69,7 @@ static ncclResult_t give_group(struct nccl *n, struct nccl_group *g, struct CUst
     struct nccl_lane *lane = &n->lanes[g->device];
     if (lane->comm == NULL)
         return ncclSuccess; /* ended meanwhile: finish says so */
+    nccl_buffer_register(n, lane);
     ncclResult_t r = give_messages(n, g, stream);
     while (r == ncclInProgress && !atomic_load(&n->leave)) {
         ncclResult_t asked = n->node->nccl.error(lane->comm, &r);

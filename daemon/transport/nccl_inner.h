@@ -1,7 +1,9 @@
 /* Inside of the NCCL transport. Not for other folders.
  *
  *   nccl_library.c    the library and its symbols; ids, each used once
+ *   nccl_environment.c  which interface NCCL uses
  *   nccl_comm.c       communicators: joining, asynchronous errors, ending under a watchdog
+ *   nccl_buffer.c     buffers that are registered with communicators
  *   nccl_group.c      groups of messages: given to NCCL on their stream, compared, finished
  *   transport_nccl.c  attempts, the vtable
  *
@@ -45,8 +47,18 @@ struct nccl_library {
     const char *(*last)(ncclComm_t);
 };
 
+/* What a library may lack: NULL. */
+struct nccl_extras {
+    ncclResult_t (*enlist)(ncclComm_t, void *, size_t, void **); /* a buffer */
+    ncclResult_t (*delist)(ncclComm_t, void *);
+    ncclResult_t (*alloc)(void **, size_t);
+    ncclResult_t (*free)(void *);
+};
+
 struct transport_nccl_node {
     struct nccl_library nccl;
+    struct nccl_extras extras;
+    atomic_bool told_refusal;
     void *handle;
     int version;
     pthread_mutex_t mutex;
@@ -59,12 +71,23 @@ int nccl_id_take(struct transport_nccl_node *node, const uint8_t *id, struct err
 
 enum nccl_state { NCCL_NONE, NCCL_JOINING, NCCL_READY, NCCL_ENDING };
 
+/* Where a device's messages lie (its staging ring). */
+struct nccl_buffer {
+    void *data; /* NULL: none was told */
+    uint64_t bytes;
+    void *handle; /* NULL: not registered with the communicator that stands */
+    bool tried;   /* with that communicator */
+};
+
 /* A local device. */
 struct nccl_lane {
     struct nccl *t;
     struct device *device;
     pthread_mutex_t mutex;
     ncclComm_t comm;
+    struct nccl_buffer buffer; /* of the lane's mutex */
+    bool idle;                 /* no group was in NCCL's hands when the communicators' end began */
+    atomic_uint_fast64_t registrations, refusals;
     int rank;
     int failed; /* a group of this attempt failed: later ones do too */
     struct transport_counters counters;
@@ -143,6 +166,13 @@ void nccl_end_because(struct nccl *n, int code, const char *text);
 bool nccl_must_end(struct nccl *n);
 /* The watcher's thread. */
 void *nccl_watch(void *nccl);
+
+/* --- nccl_buffer.c ----------------------------------------------------------------------------- */
+
+/* With the lane's mutex held, its device current and its communicator ready: once for each communicator. */
+void nccl_buffer_register(struct nccl *n, struct nccl_lane *lane);
+/* With the lane's mutex held, its device current and nothing in flight there. */
+void nccl_buffer_deregister(struct nccl *n, struct nccl_lane *lane);
 
 /* --- nccl_group.c ------------------------------------------------------------------------------ */
 

@@ -10,6 +10,19 @@
 
 enum { OLDEST_NCCL = 22800 };
 
+static void library_extras(struct transport_nccl_node *node)
+{
+    static const char *const names[] = {"ncclCommRegister", "ncclCommDeregister", "ncclMemAlloc",
+                                        "ncclMemFree"};
+    void *at[sizeof names / sizeof *names];
+    _Static_assert(sizeof at == sizeof node->extras, "one name for each function");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        at[i] = dlsym(node->handle, names[i]);
+    memcpy(&node->extras, at, sizeof at);
+    if (node->extras.delist == NULL)
+        node->extras.enlist = NULL;
+}
+
 static int library_open(struct transport_nccl_node *node, struct err *e)
 {
     static const char *const names[] = {
@@ -30,6 +43,7 @@ static int library_open(struct transport_nccl_node *node, struct err *e)
             return err_set(e, RS_EPRECOND,
                            "NCCL: the library has no %s: install NCCL 2.28 or newer", names[i]);
     memcpy(&node->nccl, at, sizeof at);
+    library_extras(node);
     ncclResult_t r = node->nccl.version(&node->version);
     if (r != ncclSuccess || node->version < OLDEST_NCCL)
         return err_set(e, RS_EPRECOND,

@@ -71,6 +71,7 @@ struct transport_counters {
     uint64_t network_sent_bytes, network_received_bytes; /* payload, not frames */
     uint64_t domain_sent_bytes, domain_received_bytes;
     uint64_t messages, stale_frames;
+    uint64_t registrations, refused_registrations; /* of buffers, by NCCL */
 };
 
 struct transport_mem_options {

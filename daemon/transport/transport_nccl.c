@@ -87,6 +87,10 @@ static struct transport_counters nccl_counters(const struct transport *t, uint32
     pthread_mutex_lock(&n->mutex);
     if (device < n->n_devices)
         c = n->lanes[device].counters;
+    if (device < n->n_devices) {
+        c.registrations = atomic_load(&n->lanes[device].registrations);
+        c.refused_registrations = atomic_load(&n->lanes[device].refusals);
+    }
     pthread_mutex_unlock(&n->mutex);
     return c;
 }

@@ -20,6 +20,13 @@ struct transport_nccl_node;
 
 enum { TRANSPORT_NCCL_ID_BYTES = 128 };
 
+/* Before transport_nccl_node_open, while the process has no other thread that reads the environment: NCCL is
+ * to use the interface that has `address` (numeric; "": whichever it takes), by NCCL_SOCKET_IFNAME and
+ * NCCL_SOCKET_FAMILY, unless an operator has set the former. RS_ENOTFOUND: no interface has the address,
+ * or none is what the operator's list says; names those that there are. */
+int transport_nccl_environment(const char *address, struct err *e);
+/* As NCCL reads NCCL_SOCKET_IFNAME: "eth,ib" prefixes, "=eth0" the name itself, "^docker" all others. Pure. */
+bool transport_nccl_interface_matches(const char *list, const char *name);
 /* Loads the library. RS_EPRECOND: it isn't there, or is older than 2.28: says so. */
 int transport_nccl_node_open(struct transport_nccl_node **ret, struct err *e);
 /* As NCCL counts: 22809 is 2.28.9. */
@@ -29,6 +36,12 @@ void transport_nccl_node_close(struct transport_nccl_node *node);
 /* A fresh id, at the daemon of comm rank 0. */
 int transport_nccl_node_id(struct transport_nccl_node *node, uint8_t ret[TRANSPORT_NCCL_ID_BYTES],
                            struct err *e);
+
+/* Memory of a device for a staging ring, of the kind that NCCL registers best. RS_EUNAVAIL: it has none; take
+ * device_alloc's. Freed by transport_nccl_node_free, when no transport's buffer. */
+int transport_nccl_node_alloc(struct transport_nccl_node *node, struct device *d, uint64_t bytes,
+                              void **ret, struct err *e);
+void transport_nccl_node_free(struct transport_nccl_node *node, struct device *d, void *p);
 
 struct transport_nccl_options {
     uint32_t init_ms;     /* all must have come until then; 0: 30 s */
@@ -49,6 +62,12 @@ int transport_nccl_open(struct transport_nccl_node *node, struct device *const *
                         const bool *takes_part, uint32_t n_devices, uint64_t epoch,
                         const uint8_t *id, const struct transport_nccl_options *options,
                         struct transport **ret, struct err *e);
+/* Where a local device's messages mostly lie: registered with each communicator before its first group, and let go
+ * before that ends, where NCCL offers it. A refusal is no error: it is counted, and told once (debug).
+ * Never for workers' memory, of which an IPC mapping may not be registered. Replaces the last one, which may be freed then; data NULL:
+ * none. Between attempts, or when nothing of the device has been enqueued yet; may wait for an
+ * abort that is under way. */
+void transport_nccl_buffer(struct transport *t, uint32_t device, void *data, uint64_t bytes);
 /* Between attempts, after an abort that has ended the communicators: with which id they are made
  * again at transport_begin. RS_EPRECOND: the id was used, or they live. */
 int transport_nccl_renew(struct transport *t, const uint8_t *id, struct err *e);

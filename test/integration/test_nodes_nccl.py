@@ -200,6 +200,15 @@ class Joining(Case):
     def test_what_a_machine_has_of_its_own_may_differ(self):
         nodes = self.nodes(2, env={"n1": {"NCCL_SOCKET_IFNAME": "eth0,lo", "NCCL_DEBUG": "WARN"}})
         self.clean(self.fleet(nodes), 1)
+        nodes["n0"].wait_log("NCCL: interface .*, which has the data address")
+        self.assertFalse([x for x in nodes["n1"].lines if "NCCL: interface" in x])  # the operator's stays
+
+    def test_an_interface_that_is_not_there_is_named_at_the_start(self):
+        nodes = Nodes(2)
+        self.addCleanup(nodes.close)
+        nodes["n0"].env = {"NCCL_SOCKET_IFNAME": "=eth99"}
+        nodes["n0"].start(wait=None)
+        nodes["n0"].wait_log("NCCL_SOCKET_IFNAME==eth99 matches no interface of this machine .*lo.*unset it and set data_address")
 
     def test_a_cuda_node_and_a_host_node_are_no_cluster(self):
         nodes = Nodes(2)
@@ -215,7 +224,7 @@ class Paper(Case):
     """What bench_plan_paper says of a refit is what the stand-in's NCCL counts when it is done."""
 
     COLUMNS = ("launches tasks copies copied_bytes sets host_functions groups_begun groups messages sent_bytes received_bytes "
-               "allocated_bytes open_handles contexts most_blocks most_ctas").split()  # struct standin_device_counters
+               "allocated_bytes open_handles contexts most_blocks most_ctas registered mistakes").split()  # struct standin_device_counters
 
     def counted(self, path):
         data = path.read_bytes()

@@ -20,9 +20,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/standin/nccl_inner.h"
 #include "test/standin/standin.h"
 
-enum { MAX_RANKS = 16, RING_BYTES = 1 << 19, MAX_OPERATIONS = 4096, MAX_IN_GROUP = 16 };
+enum {
+    MAX_RANKS = 16,
+    RING_BYTES = 1 << 19,
+    MAX_OPERATIONS = 4096,
+    MAX_IN_GROUP = 16,
+    MAX_SHRINKS = 4 /* of one communicator */
+};
 
 struct ring {
     _Alignas(64) _Atomic uint64_t written, taken;
@@ -33,6 +40,10 @@ struct shared {
     _Atomic uint32_t n_ranks, n_joined, refused;
     _Atomic uint32_t here[MAX_RANKS];
     int32_t pid[MAX_RANKS], device[MAX_RANKS];
+    struct {
+        _Atomic uint32_t made;
+        char path[48]; /* of the communicator that is left */
+    } shrinks[MAX_SHRINKS];
     struct ring rings[MAX_RANKS * MAX_RANKS]; /* [from * MAX_RANKS + to] */
 };
 
@@ -44,7 +55,20 @@ struct ncclComm {
     atomic_bool aborted;
     bool joined;
     _Atomic uint64_t next_ticket, serving;
+    int n_shrinks;
+    struct ncclComm *child;           /* that is being made by shrinking this one */
+    struct ncclComm *parent, **place; /* of one that is: where the caller wants it */
 };
+
+int standin_comm_device(const struct ncclComm *c)
+{
+    return c->device;
+}
+
+bool standin_comm_busy(const struct ncclComm *c)
+{
+    return atomic_load(&c->serving) != atomic_load(&c->next_ticket);
+}
 
 struct message {
     char *data;
@@ -174,23 +198,149 @@ static void unref(struct ncclComm *c)
 {
     if (atomic_fetch_sub(&c->refs, 1) != 1)
         return;
-    (void)munmap(c->shared, sizeof(struct shared));
+    if (c->shared != NULL)
+        (void)munmap(c->shared, sizeof(struct shared));
     free(c);
 }
 
+/* One that was shrunk from another has been joined, or will be by that one's end. */
 static void join_init(struct ncclComm *c)
 {
+    if (c->parent != NULL) {
+        c->parent->child = NULL;
+        c->parent = NULL;
+    }
     if (!c->joined)
         (void)pthread_join(c->thread, NULL);
     c->joined = true;
 }
+
+/* --- shrinking --------------------------------------------------------------------------------- */
+
+static int map_child(struct ncclComm *c, int fd)
+{
+    void *p = fd < 0 ? MAP_FAILED
+                     : mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    c->shared = p == MAP_FAILED ? NULL : p;
+    return c->shared == NULL ? ncclSystemError : 0;
+}
+
+/* The lowest rank that is left makes what the others map. */
+static int find_child(struct ncclComm *c, int number)
+{
+    struct shared *s = c->parent->shared;
+    if (c->rank == 0) {
+        int fd = memfd_create("standin-nccl", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, sizeof(struct shared)) != 0)
+            return ncclSystemError;
+        (void)snprintf(s->shrinks[number].path, sizeof s->shrinks[number].path, "/proc/%d/fd/%d",
+                       getpid(), fd);
+        atomic_store(&s->shrinks[number].made, 1);
+        return map_child(c, fd);
+    }
+    while (atomic_load(&s->shrinks[number].made) == 0 && !c->aborted && !c->parent->aborted)
+        pause_a_little();
+    if (atomic_load(&s->shrinks[number].made) == 0)
+        return ncclInternalError;
+    int fd = open(s->shrinks[number].path, O_RDWR | O_CLOEXEC), r = map_child(c, fd);
+    if (fd >= 0)
+        (void)close(fd);
+    return r;
+}
+
+/* As with the real one, the caller's pointer is set at the end, and the parent tells until then. */
+static void *shrink_main(void *arg)
+{
+    struct ncclComm *c = arg, *parent = c->parent;
+    int code = standin_operation("shrink", ncclInternalError, &parent->aborted);
+    if (code == 0 && !parent->aborted)
+        code = find_child(c, parent->n_shrinks - 1);
+    if (code == 0 && c->shared != NULL) {
+        atomic_store(&c->shared->n_ranks, (uint32_t)c->n_ranks);
+        atomic_fetch_add(&c->shared->n_joined, 1);
+    }
+    while (code == 0 && !parent->aborted &&
+           atomic_load(&c->shared->n_joined) < (uint32_t)c->n_ranks)
+        pause_a_little();
+    if (parent->aborted)
+        code = ncclInternalError;
+    if (code == 0) {
+        atomic_store(&c->state, ncclSuccess);
+        __atomic_store_n(c->place, c, __ATOMIC_RELEASE);
+    }
+    atomic_store(&parent->state, code);
+    return NULL;
+}
+
+static int rank_left(const struct ncclComm *c, const int *out, int n_out)
+{
+    int below = 0;
+    for (int i = 0; i < n_out; i++) {
+        if (out[i] < 0 || out[i] >= c->n_ranks || out[i] == c->rank)
+            return -1;
+        below += out[i] < c->rank;
+    }
+    return c->rank - below;
+}
+
+STANDIN_EXPORT ncclResult_t ncclCommShrink(ncclComm_t parent, int *out, int n_out, ncclComm_t *ret,
+                                           ncclConfig_t *config, int flags)
+{
+    int code = standin_call("ncclCommShrink", ncclSystemError);
+    int rank = rank_left(parent, out, n_out);
+    *ret = NULL;
+    if (code != 0)
+        return (ncclResult_t)code;
+    if (rank < 0 || n_out < 1 || parent->n_shrinks == MAX_SHRINKS || config == NULL ||
+        config->blocking != 0)
+        return ncclInvalidArgument;
+    if (atomic_load(&parent->state) != ncclSuccess ||
+        (standin_comm_busy(parent) && (flags & NCCL_SHRINK_ABORT) == 0))
+        return ncclInvalidUsage;
+    struct ncclComm *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return ncclSystemError;
+    c->n_ranks = parent->n_ranks - n_out;
+    c->rank = rank;
+    c->device = parent->device;
+    c->parent = parent;
+    c->place = ret;
+    atomic_store(&c->refs, 1);
+    atomic_store(&c->state, ncclInProgress);
+    atomic_store(&parent->state, ncclInProgress);
+    parent->n_shrinks++;
+    parent->child = c;
+    return pthread_create(&c->thread, NULL, shrink_main, c) == 0 ? ncclInProgress : ncclSystemError;
+}
+
+/* A parent's end ends the making of its child. */
+static void end_child(struct ncclComm *parent)
+{
+    struct ncclComm *c = parent->child;
+    parent->child = NULL;
+    if (c == NULL)
+        return;
+    if (!c->joined)
+        (void)pthread_join(c->thread, NULL);
+    c->joined = true;
+    c->parent = NULL;
+    if (atomic_load(&c->state) == ncclSuccess)
+        return; /* the caller's */
+    if (c->shared != NULL)
+        (void)munmap(c->shared, sizeof(struct shared));
+    free(c);
+}
+
+/* --- the end ----------------------------------------------------------------------------------- */
 
 /* What runs ends soon; what is still behind other work of its stream ends when its turn comes. */
 STANDIN_EXPORT ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     int code = standin_call("ncclCommAbort", ncclSystemError);
     c->aborted = true;
+    end_child(c);
     join_init(c);
+    standin_registered_drop(c);
     unref(c);
     return (ncclResult_t)code;
 }
@@ -205,8 +355,10 @@ STANDIN_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     int code = standin_call("ncclCommDestroy", ncclSystemError);
     join_init(c);
-    while (atomic_load(&c->serving) != atomic_load(&c->next_ticket))
+    while (standin_comm_busy(c))
         pause_a_little();
+    end_child(c);
+    standin_registered_drop(c);
     unref(c);
     return (ncclResult_t)code;
 }

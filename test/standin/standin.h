@@ -26,10 +26,11 @@
  *   STANDIN_CLIQUE           all devices are in that clique of one fabric; unset: there is none
  *   STANDIN_NCCL_VERSION     what NCCL says it is, as 22809
  *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
- *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group) fails when it runs, sticky
+ *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group, init, shrink) fails when it runs, sticky
  *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)
  *   STANDIN_COUNTERS=FILE    counters are kept in this file, a struct standin_counters, shared by all
- *                            processes that name it */
+ *                            processes that name it
+ *   STANDIN_CALLS=FILE       calls and operations are counted in this file, a struct standin_calls, of one process */
 #ifndef RS_TEST_STANDIN_H
 #define RS_TEST_STANDIN_H
 
@@ -52,6 +53,8 @@ struct standin_device_counters {
     uint64_t allocated_bytes, open_handles; /* now, IPC and VMM mappings included in handles only */
     uint64_t contexts;                      /* made so far */
     uint64_t most_blocks, most_ctas;        /* of a kernel's grid; of a communicator */
+    uint64_t registered;                    /* buffers, with NCCL, now */
+    uint64_t mistakes; /* that the real NCCL might suffer in silence (nccl_memory.c) */
 };
 
 struct standin_counters {
@@ -60,6 +63,15 @@ struct standin_counters {
 
 /* Raises a counter to at least that much. */
 STANDIN_EXPORT void standin_most(uint64_t *counter, uint64_t value);
+enum { STANDIN_MAX_NAMES = 128, STANDIN_NAME_BYTES = 48 };
+
+struct standin_calls {
+    struct standin_calls_of {
+        char name[STANDIN_NAME_BYTES];
+        uint64_t n; /* 0: this one and those behind it are free */
+    } of[STANDIN_MAX_NAMES];
+};
+
 /* Never NULL. */
 STANDIN_EXPORT struct standin_device_counters *standin_count(int device);
 
