@@ -81,6 +81,7 @@ struct rig_options {
     bool process; /* the data plane is a forked child, not a thread */
     long fail_at; /* its n-th allocation fails (process only); 0: none */
     bool lenient; /* refusals while attaching are noted, not fatal */
+    int answer_ms; /* how long an answer may take; 0: 20 s */
     uint64_t seed;
 };
 
@@ -109,7 +110,7 @@ struct rig {
     uint16_t data_port;           /* of READY */
     char local[WIRE_LOCAL_BYTES]; /* of READY */
     /* Further parts of the next PREPAREs, where not empty. */
-    struct buf peers, skips;
+    struct buf peers, skips, comm;
     uint64_t deadline_ns;
     bool refused, gone; /* lenient: something was refused; the data plane has gone */
 };
@@ -336,11 +337,16 @@ static inline uint32_t rig_answer(struct rig *r, uint64_t request)
     return r->packet->header.type;
 }
 
+static inline int rig_answer_ms(const struct rig *r)
+{
+    return r->o.answer_ms != 0 ? r->o.answer_ms : 20000;
+}
+
 /* As rig_answer, but the other side may be gone: 0 then. */
 static inline uint32_t rig_try(struct rig *r, uint64_t request)
 {
     while (!r->gone) {
-        r->gone = !rig_receive(r, 20000);
+        r->gone = !rig_receive(r, rig_answer_ms(r));
         if (!r->gone && r->packet->header.type != WIRE_PROGRESS &&
             r->packet->header.request == request)
             return r->packet->header.type;
@@ -566,6 +572,7 @@ static inline void rig_open(struct rig *r)
     r->epoch = 1;
     buf_init(&r->peers);
     buf_init(&r->skips);
+    buf_init(&r->comm);
     rig_spawn(r);
     rig_hello(r);
     for (uint32_t l = 0; l <= r->n_layouts; l++)
@@ -612,6 +619,7 @@ static inline void rig_free(struct rig *r)
     buf_close(&r->encoded);
     buf_close(&r->peers);
     buf_close(&r->skips);
+    buf_close(&r->comm);
     plan_free(r->plan);
     for (uint32_t l = 0; l <= r->n_layouts; l++) {
         layout_free(r->layouts[l]);
@@ -671,6 +679,7 @@ static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, 
                              .has_held = held != NULL,
                              .has_peers = r->peers.n_bytes > 0,
                              .has_skips = r->skips.n_bytes > 0,
+                             .has_comm = r->comm.n_bytes > 0,
                              .n_layouts = r->n_layouts};
     struct wire_place *places = calloc(r->program.n_places + 1, sizeof(*places));
     for (uint32_t i = 0; i < r->program.n_places; i++) {
@@ -690,6 +699,8 @@ static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, 
         fds[n++] = wire_memfd("peers", r->peers.data, r->peers.n_bytes, NULL);
     if (m.has_skips)
         fds[n++] = wire_memfd("skips", r->skips.data, r->skips.n_bytes, NULL);
+    if (m.has_comm)
+        fds[n++] = wire_memfd("comm", r->comm.data, r->comm.n_bytes, NULL);
     memset(&r->progress, 0, sizeof(r->progress));
     uint64_t request = rig_send(r, WIRE_PREPARE, 0, &m, sizeof(m), places,
                                 r->program.n_places * sizeof(*places), fds, n);

@@ -11,24 +11,40 @@
 
 #include "test/standin/standin.h"
 
-enum { MAX_NAMES = 128, NAME_BYTES = 48 };
+enum { NAME_BYTES = STANDIN_NAME_BYTES };
 
 /* How often each name was called; found by linear search: few, and speed does not matter. */
-static struct {
-    char name[NAME_BYTES];
-    uint64_t n;
-} seen[MAX_NAMES];
+static struct standin_calls own_calls;
+static struct standin_calls *seen;
 static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* The n bytes of a file that others may read; NULL: there is none. */
+static void *share(const char *path, size_t n)
+{
+    int fd = path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return NULL;
+    void *p = ftruncate(fd, (off_t)n) != 0
+                  ? MAP_FAILED
+                  : mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    (void)close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
 
 static uint64_t count_call(const char *name)
 {
     uint64_t n = 0;
     pthread_mutex_lock(&seen_mutex);
-    for (int i = 0; i < MAX_NAMES && n == 0; i++) {
-        if (seen[i].n == 0)
-            (void)snprintf(seen[i].name, NAME_BYTES, "%s", name);
-        if (strcmp(seen[i].name, name) == 0)
-            n = ++seen[i].n;
+    if (seen == NULL)
+        seen = share(getenv("STANDIN_CALLS"), sizeof *seen);
+    if (seen == NULL)
+        seen = &own_calls;
+    for (int i = 0; i < STANDIN_MAX_NAMES && n == 0; i++) {
+        struct standin_calls_of *x = &seen->of[i];
+        if (x->n == 0)
+            (void)snprintf(x->name, NAME_BYTES, "%s", name);
+        if (strcmp(x->name, name) == 0)
+            n = ++x->n;
     }
     pthread_mutex_unlock(&seen_mutex);
     return n;
@@ -86,14 +102,9 @@ static pthread_once_t counters_once = PTHREAD_ONCE_INIT;
 
 static void open_counters(void)
 {
-    const char *path = getenv("STANDIN_COUNTERS");
-    int fd = path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0 || ftruncate(fd, sizeof own) != 0)
-        return;
-    void *p = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    (void)close(fd);
-    if (p != MAP_FAILED)
-        counters = p;
+    struct standin_counters *shared = share(getenv("STANDIN_COUNTERS"), sizeof own);
+    if (shared != NULL)
+        counters = shared;
 }
 
 struct standin_device_counters *standin_count(int device)

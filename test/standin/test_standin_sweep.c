@@ -1,0 +1,835 @@
+/* Every call that fails, hangs or goes wrong later, during whole refits between two data planes with NCCL.
+ *
+ * A run without a fault tells how often each name of the stand-in is called, by which data plane. Then each
+ * is struck at its first, its last and some call between (SWEEP=all: at each of the first 40, at both data
+ * planes), in processes of their own. Whatever is struck: the refit ends within its deadline, staged or failed
+ * with a reason; what is staged with equal fingerprints is right to the byte; the next refit is right;
+ * and who has not been replaced gives back all memory, handles, registrations and descriptors.
+ *
+ * The names are those that the stand-in's libraries export: one that no refit calls is listed here with the
+ * reason, so that none is forgotten. SWEEP_SEED picks the calls between. */
+#include <check.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/pidfd.h>
+
+#define TEST_TIMEOUT_S 1200
+
+#include "test/lib/rig.h"
+#include "test/standin/standin.h"
+
+enum {
+    NODES = 2,
+    DEVICES = 4,
+    ID_BYTES = 128,
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SLOW = 4,
+#else
+    SLOW = 1,
+#endif
+    ANSWER_MS = 1200 * SLOW, /* what control waits for an answer before it gives a data plane up */
+    PREPARE_MS = 900 * SLOW, /* a deadline of PREPARE that passes before that */
+    REFIT_MS = 2000 * SLOW,  /* and of the transfer */
+    RUN_MS = 15000 * SLOW,   /* two refits that stand, and what a fault may cost before */
+    MOST_VERSIONS = 4,
+    FOREIGN = 900 /* a worker whose memory is another process's GPU memory */
+};
+
+/* --- what the sweep knows by name ------------------------------------------------------------------ */
+
+/* Exports that a refit does not call, and why. */
+static const struct {
+    const char *name, *why;
+} elsewhere[] = {
+    {"cudaGetErrorName", "text"},
+    {"cudaGetErrorString", "text"},
+    {"cudaGetLastError", "has no failure of its own"},
+    {"cudaPeekAtLastError", "has no failure of its own"},
+    {"cuGetErrorString", "text"},
+    {"ncclGetErrorString", "text"},
+    {"ncclGetLastError", "text"},
+    {"nvmlErrorString", "text"},
+    {"nvmlShutdown", "nobody looks at its answer"},
+    {"__cudaRegisterFatBinary", "at the program's start"},
+    {"__cudaRegisterFatBinaryEnd", "at the program's start"},
+    {"__cudaUnregisterFatBinary", "at the program's end"},
+    {"__cudaRegisterFunction", "at the program's start"},
+    {"__cudaPushCallConfiguration", "of launches in chevrons, in GPU tests alone"},
+    {"__cudaPopCallConfiguration", "of launches in chevrons, in GPU tests alone"},
+    {"__cudaGetKernel", "by the compiler's stubs; failures are cudaLaunchKernel's"},
+    {"__cudaLaunchKernel", "counted as cudaLaunchKernel"},
+    {"cudaDriverGetVersion", "of a start that fails, and of reshardctl doctor"},
+    {"cudaMallocAsync", "of test clients: memory that can't be exported"},
+    {"cudaIpcGetMemHandle", "of test clients, which export"},
+    {"cudaStreamQuery", "where 32 launches with fingerprints are in flight for 50 ms"},
+    {"cudaMemcpy", "of test clients"},
+    {"cudaDeviceSynchronize", "of GPU tests and the bench"},
+    {"cudaEventElapsedTime", "of GPU tests and the bench"},
+    {"cudaGetDevice", "of GPU tests and the bench"},
+    {"cudaDeviceGetPCIBusId", "of GPU tests and the bench"},
+    {"nvmlSystemGetDriverVersion", "of reshardctl doctor"},
+    {"nvmlDeviceGetHandleByIndex_v2", "of reshardctl doctor"},
+    {"cuInit", "of test clients: the data plane uses the runtime's context"},
+    {"cuMemGetAllocationGranularity", "of test clients, which export"},
+    {"cuMemCreate", "of test clients, which export"},
+    {"cuMemExportToShareableHandle", "of test clients, which export"},
+    {"cuMemRetainAllocationHandle", "of test clients, which export"},
+    {"cuPointerGetAttribute", "of test clients, which export"},
+    {"cuIpcGetMemHandle", "of test clients, which export"},
+    {"cuDeviceGetUuid_v2", "of test clients"},
+    {"cuDevicePrimaryCtxRetain", "of test clients"},
+    {"cuDevicePrimaryCtxRelease_v2", "of test clients"},
+    {"cuCtxPushCurrent_v2", "of test clients"},
+    {"cuCtxPopCurrent_v2", "of test clients"},
+    {"cuCtxSynchronize", "of test clients"},
+    {"ncclCommCount", "of GPU tests"},
+    {"ncclCommFinalize", "of GPU tests: a communicator is aborted, which needs nobody else"},
+    {"ncclCommDestroy", "of GPU tests: as above"},
+    {"ncclCommShrink", "where a member has left: test_standin_nccl_shrink"},
+};
+
+/* Those of the stand-in that free nothing where they are told to fail: what they leave is its leak. */
+static const char *const frees[] = {
+    "cudaFree",           "cudaFreeHost", "cudaHostUnregister", "cudaIpcCloseMemHandle",
+    "cudaStreamDestroy",  "cuMemUnmap",   "cuMemAddressFree",   "ncclMemFree",
+    "ncclCommDeregister", "cudaSetDevice"};
+
+static bool leaves_something(const char *name)
+{
+    for (size_t i = 0; i < sizeof frees / sizeof *frees; i++)
+        if (strcmp(frees[i], name) == 0)
+            return true;
+    return false;
+}
+
+static const char *reason_elsewhere(const char *name)
+{
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (strcmp(elsewhere[i].name, name) == 0)
+            return elsewhere[i].why;
+    return NULL;
+}
+
+/* --- memory of another process ---------------------------------------------------------------------- */
+
+static struct {
+    pid_t pid;
+    int socket, vmm_fd;
+    cudaIpcMemHandle_t handle;
+} foreign;
+
+enum { IPC_BYTES = 1 << 20, VMM_BYTES = 2 << 20 };
+
+static void send_fd(int socket, int fd, const void *data, size_t n)
+{
+    union {
+        struct cmsghdr h;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.h = {.cmsg_len = CMSG_LEN(sizeof(int)),
+                       .cmsg_level = SOL_SOCKET,
+                       .cmsg_type = SCM_RIGHTS}};
+    struct iovec v = {(void *)(uintptr_t)data, n};
+    struct msghdr m = {.msg_iov = &v,
+                       .msg_iovlen = 1,
+                       .msg_control = control.room,
+                       .msg_controllen = sizeof control.room};
+    memcpy(CMSG_DATA(&control.h), &fd, sizeof fd);
+    ck_assert_int_eq(sendmsg(socket, &m, 0), (ssize_t)n);
+}
+
+static void foreign_main(int socket)
+{
+    void *p = NULL;
+    int fd = -1;
+    char c;
+    cudaIpcMemHandle_t handle;
+    CUmemGenericAllocationHandle vmm;
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    if (cudaMalloc(&p, IPC_BYTES) != cudaSuccess ||
+        cudaIpcGetMemHandle(&handle, p) != cudaSuccess ||
+        cuMemCreate(&vmm, VMM_BYTES, &prop, 0) != CUDA_SUCCESS ||
+        cuMemExportToShareableHandle(&fd, vmm, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
+            CUDA_SUCCESS)
+        _exit(1);
+    send_fd(socket, fd, &handle, sizeof handle);
+    (void)!read(socket, &c, 1);
+    _exit(0);
+}
+
+static void foreign_open(void)
+{
+    int pair[2];
+    union {
+        struct cmsghdr h;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec v = {&foreign.handle, sizeof foreign.handle};
+    struct msghdr m = {.msg_iov = &v,
+                       .msg_iovlen = 1,
+                       .msg_control = control.room,
+                       .msg_controllen = sizeof control.room};
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    foreign.pid = fork();
+    if (foreign.pid == 0) {
+        close(pair[0]);
+        foreign_main(pair[1]);
+    }
+    close(pair[1]);
+    foreign.socket = pair[0];
+    ck_assert_int_eq(recvmsg(pair[0], &m, MSG_CMSG_CLOEXEC), (ssize_t)sizeof foreign.handle);
+    memcpy(&foreign.vmm_fd, CMSG_DATA(&control.h), sizeof foreign.vmm_fd);
+}
+
+static void foreign_close(void)
+{
+    int status;
+    close(foreign.socket);
+    close(foreign.vmm_fd);
+    ck_assert_int_eq(waitpid(foreign.pid, &status, 0), foreign.pid);
+}
+
+/* --- two data planes -------------------------------------------------------------------------------- */
+
+struct fault {
+    const char *variable, *name; /* of the stand-in's environment; NULL: no fault */
+    uint64_t nth;
+    uint32_t node;
+};
+
+struct world {
+    struct rig n[NODES];
+    bool lost[NODES];     /* is to be replaced: gone, silent, or its device has failed */
+    bool replaced[NODES]; /* was */
+    char folder[64];
+    uint64_t attempt;
+    unsigned n_ids;
+};
+
+static const char *path_of(const struct world *w, uint32_t node, const char *what)
+{
+    static char path[128];
+    (void)snprintf(path, sizeof path, "%s/%s-%u", w->folder, what, node);
+    return path;
+}
+
+static const char source_json[] =
+    "{\"name\":\"s\",\"ranks\":2,\"meshes\":[{\"name\":\"m\",\"shape\":[2],\"ranks\":[0,1]}],"
+    "\"tensors\":[{\"name\":\"w\",\"shape\":[96,64],\"dtype\":\"float32\",\"mesh\":\"m\","
+    "\"placements\":[\"Shard(0)\"]},{\"name\":\"v\",\"shape\":[40,24],\"dtype\":\"float32\","
+    "\"mesh\":\"m\",\"placements\":[\"Shard(0)\"]},{\"name\":\"rows\",\"shape\":[8,131072],"
+    "\"dtype\":\"uint8\",\"mesh\":\"m\",\"placements\":[\"Shard(1)\"]}]}"; /* for the copy engine */
+static const char destination_json[] =
+    "{\"name\":\"d\",\"ranks\":3,\"meshes\":[{\"name\":\"m\",\"shape\":[3],\"ranks\":[0,1,2]}],"
+    "\"tensors\":[{\"name\":\"w\",\"shape\":[96,64],\"dtype\":\"float32\",\"mesh\":\"m\","
+    "\"placements\":[\"Shard(1)\"]},{\"name\":\"v\",\"shape\":[40,24],\"dtype\":\"bfloat16\","
+    "\"cast\":true,\"mesh\":\"m\",\"placements\":[\"Replicate\"]},{\"name\":\"rows\",\"shape\":"
+    "[8,131072],\"dtype\":\"uint8\",\"mesh\":\"m\",\"placements\":[\"Shard(0)\"]}]}";
+
+static bool good(struct rig *r, uint64_t request, uint32_t type)
+{
+    r->refused = false;
+    rig_expect(r, request, type);
+    return !r->refused && !r->gone;
+}
+
+static void map_foreign(struct rig *r)
+{
+    struct wire_map ipc = {.bytes = IPC_BYTES,
+                           .segment = 0,
+                           .writable = 1,
+                           .kind = WIRE_SEGMENT_CUDA_IPC,
+                           .allocation_bytes = IPC_BYTES,
+                           .generation = 1};
+    struct wire_map vmm = {.bytes = VMM_BYTES,
+                           .segment = 1,
+                           .writable = 1,
+                           .kind = WIRE_SEGMENT_CUDA_VMM,
+                           .allocation_bytes = VMM_BYTES};
+    memcpy(ipc.handle, &foreign.handle, sizeof foreign.handle);
+    rig_expect(r, rig_send(r, WIRE_MAP, FOREIGN, &ipc, sizeof ipc, NULL, 0, NULL, 0), WIRE_MAPPED);
+    rig_expect(r, rig_send(r, WIRE_MAP, FOREIGN, &vmm, sizeof vmm, NULL, 0, &foreign.vmm_fd, 1),
+               WIRE_MAPPED);
+}
+
+static void arm(const struct world *w, const struct fault *f, uint32_t node)
+{
+    char value[96];
+    (void)unlink(path_of(w, node, "counters"));
+    (void)setenv("STANDIN_COUNTERS", path_of(w, node, "counters"), 1);
+    (void)unlink(path_of(w, node, "calls"));
+    (void)setenv("STANDIN_CALLS", path_of(w, node, "calls"), 1);
+    (void)unsetenv("STANDIN_FAIL");
+    (void)unsetenv("STANDIN_HANG");
+    (void)unsetenv("STANDIN_ASYNC");
+    if (f->variable == NULL || f->node != node || w->replaced[node])
+        return;
+    (void)snprintf(value, sizeof value, "%s:%llu", f->name, (unsigned long long)f->nth);
+    (void)setenv(f->variable, value, 1);
+}
+
+/* Starts it and attaches its workers. */
+static void node_open(struct world *w, const struct fault *f, uint32_t node)
+{
+    struct rig *r = &w->n[node];
+    memset(r, 0, sizeof *r);
+    r->o.n_devices = DEVICES;
+    for (uint32_t d = 0; d < DEVICES; d++)
+        r->o.node_of[d] = r->o.domain[d] = d / 2;
+    r->o.node = node;
+    r->o.plan = plan_options_default();
+    r->o.plan.chunk_bytes = 256 << 10;
+    r->o.plan.ring_slots = 2;
+    r->o.plan.least_piece_bytes = 128 << 10;
+    r->o.shadow = r->o.process = r->o.lenient = true;
+    r->o.answer_ms = ANSWER_MS;
+    r->o.hello.n_threads = 2;
+    r->o.hello.host_seed = 1; /* poison in fresh memory */
+    memcpy(r->o.hello.backend, "cuda", 5);
+    memcpy(r->o.hello.transport, "nccl", 5);
+    rig_side(r, 0, source_json, 0, 2);
+    rig_side(r, 1, destination_json, 2, 2);
+    r->rank_device[1][2] =
+        0; /* beside a source: copies within a device, and between two of a node */
+    arm(w, f, node);
+    rig_open(r);
+    if (node == 1)
+        map_foreign(r);
+    r->attempt = w->attempt;
+    w->lost[node] = r->refused || r->gone;
+}
+
+/* True: it ended by itself. */
+static bool node_wait(const struct rig *r)
+{
+    struct pollfd fd = {.fd = pidfd_open(r->child, 0), .events = POLLIN};
+    bool ended = poll(&fd, 1, ANSWER_MS) == 1;
+    close(fd.fd);
+    return ended;
+}
+
+static void node_kill(struct world *w, uint32_t node)
+{
+    struct rig *r = &w->n[node];
+    int status;
+    (void)kill(r->child, SIGKILL);
+    (void)waitpid(r->child, &status, 0);
+    close(r->control);
+    rig_free(r);
+}
+
+static void count_open(struct world *w, const struct fault *f)
+{
+    for (uint32_t i = 0; i < NODES; i++) {
+        w->replaced[i] = false;
+        node_open(w, f, i);
+    }
+}
+
+/* --- one attempt ------------------------------------------------------------------------------------ */
+
+static void note_failure(struct world *w, uint32_t node, const char *what)
+{
+    struct rig *r = &w->n[node];
+    if (r->gone) {
+        w->lost[node] = true;
+        return;
+    }
+    ck_assert_msg(rig_failure(r)->text[0] != '\0', "%s failed without a word", what);
+    if (err_class(r->packet->header.code) == ERR_DEVICE)
+        w->lost[node] = true;
+}
+
+/* Until all have answered, one has failed, or the time is over. Tables of STAGED go to ret_tables. */
+static bool await(struct world *w, const uint64_t *requests, uint32_t type, int ms,
+                  uint64_t **ret_tables)
+{
+    uint64_t until = clock_mono_ns() + (uint64_t)ms * 1000000;
+    bool done[NODES] = {false, false};
+    while (!done[0] || !done[1]) {
+        struct pollfd fds[NODES];
+        uint64_t now = clock_mono_ns();
+        for (uint32_t i = 0; i < NODES; i++)
+            fds[i] = (struct pollfd){.fd = done[i] ? -1 : w->n[i].control, .events = POLLIN};
+        if (now >= until || poll(fds, NODES, (int)((until - now) / 1000000) + 1) <= 0)
+            return false;
+        for (uint32_t i = 0; i < NODES; i++) {
+            struct rig *r = &w->n[i];
+            if (fds[i].revents == 0)
+                continue;
+            r->gone = !rig_receive(r, 0);
+            if (!r->gone && (r->packet->header.type == WIRE_PROGRESS ||
+                             r->packet->header.request != requests[i]))
+                continue;
+            if (r->gone || r->packet->header.type != type || r->packet->header.code != 0) {
+                note_failure(w, i, wire_type_name(type));
+                return false;
+            }
+            done[i] = true;
+            if (ret_tables != NULL)
+                ret_tables[i] = rig_table(r, r->program.n_holds);
+        }
+    }
+    return true;
+}
+
+static bool errands(struct world *w, uint32_t node, uint32_t type)
+{
+    struct rig *r = &w->n[node];
+    struct wire_publish publish = {0};
+    for (uint32_t i = 0; i < r->n_workers; i++) {
+        bool source = type == WIRE_PUBLISH;
+        if (source != (r->workers[i].layout == 0))
+            continue;
+        uint64_t request = rig_send(r, type, r->workers[i].id, source ? &publish : NULL,
+                                    source ? sizeof publish : 0, NULL, 0, NULL, 0);
+        if (!good(r, request, type + 1)) {
+            note_failure(w, node, wire_type_name(type));
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool make_id(struct world *w, uint8_t *id)
+{
+    struct rig *r = &w->n[0];
+    w->n_ids++;
+    if (!good(r, rig_send(r, WIRE_COMM_ID, 0, NULL, 0, NULL, 0, NULL, 0), WIRE_COMM_ID_MADE)) {
+        note_failure(w, 0, "COMM_ID");
+        return false;
+    }
+    memcpy(id, r->packet->body, ID_BYTES);
+    return true;
+}
+
+static void tell(struct world *w, uint32_t to, const uint8_t *id)
+{
+    struct rig *r = &w->n[to];
+    struct wire_peers peers = {.n_peers = NODES, .n_devices = DEVICES};
+    struct wire_comm comm = {.n_devices = DEVICES};
+    const uint8_t member[DEVICES] = {1, 1, 1, 1};
+    r->peers.n_bytes = r->comm.n_bytes = 0;
+    buf_put(&r->peers, &peers, sizeof peers);
+    for (uint32_t i = 0; i < NODES; i++) {
+        struct wire_peer p = {0};
+        (void)snprintf(p.name, sizeof p.name, "n%u", i);
+        buf_put(&r->peers, &p, sizeof p);
+    }
+    for (uint32_t d = 0; d < DEVICES; d++)
+        buf_put_u32(&r->peers, r->o.node_of[d] == to ? UINT32_MAX : r->o.node_of[d]);
+    memcpy(comm.id, id, sizeof comm.id);
+    buf_put(&r->comm, &comm, sizeof comm);
+    buf_put(&r->comm, member, sizeof member);
+    r->deadline_ns = clock_mono_ns() + PREPARE_MS * UINT64_C(1000000);
+}
+
+/* As the coordinator compares them: holds of one cell have one fingerprint. */
+static bool prints_agree(const struct world *w, uint64_t *const *tables)
+{
+    for (uint32_t a = 0; a < NODES; a++)
+        for (uint32_t i = 0; i < w->n[a].program.n_holds; i++)
+            for (uint32_t b = 0; b < NODES; b++)
+                for (uint32_t k = 0; k < w->n[b].program.n_holds; k++) {
+                    const struct program *p = &w->n[a].program, *q = &w->n[b].program;
+                    if (p->cells[p->holds[i].cell].id == q->cells[q->holds[k].cell].id &&
+                        tables[a][i] != tables[b][k])
+                        return false;
+                }
+    return true;
+}
+
+static void abort_all(struct world *w)
+{
+    uint64_t requests[NODES];
+    for (uint32_t i = 0; i < NODES; i++)
+        requests[i] =
+            w->n[i].gone ? 0 : rig_send(&w->n[i], WIRE_ABORT, 0, NULL, 0, NULL, 0, NULL, 0);
+    for (uint32_t i = 0; i < NODES; i++)
+        if (w->n[i].gone || rig_try(&w->n[i], requests[i]) != WIRE_QUIESCED)
+            w->lost[i] = true;
+}
+
+static bool move(struct world *w, uint64_t **tables)
+{
+    /* Rows go by the copy engine where nothing is fingerprinted on the way. */
+    enum wire_verify verify = w->n[0].version % 2 == 0 ? WIRE_VERIFY_OFF : WIRE_VERIFY_FULL;
+    uint8_t id[ID_BYTES];
+    uint64_t requests[NODES];
+    if (!make_id(w, id))
+        return false;
+    w->attempt++;
+    for (uint32_t i = 0; i < NODES; i++) {
+        w->n[i].attempt = w->attempt;
+        tell(w, i, id);
+        requests[i] = rig_send_prepare(&w->n[i], verify, NULL);
+    }
+    if (!await(w, requests, WIRE_PREPARED, ANSWER_MS, NULL))
+        return false;
+    for (uint32_t i = 0; i < NODES; i++)
+        requests[i] = rig_send_start(&w->n[i]);
+    return await(w, requests, WIRE_STAGED, REFIT_MS, tables) && prints_agree(w, tables);
+}
+
+static uint32_t wrong(const struct world *w, unsigned memory, uint64_t version)
+{
+    return rig_wrong(&w->n[0], memory, version) + rig_wrong(&w->n[1], memory, version);
+}
+
+/* A version published, moved, compared and applied. True: it is there. */
+static bool refit(struct world *w, uint64_t version, const char *what)
+{
+    uint64_t *tables[NODES] = {NULL, NULL};
+    for (uint32_t i = 0; i < NODES; i++) {
+        w->n[i].version = version;
+        rig_fill_sources(&w->n[i], version);
+        rig_poison_destinations(&w->n[i]);
+    }
+    bool ok = errands(w, 0, WIRE_PUBLISH);
+    if (ok && !(ok = move(w, tables)))
+        abort_all(w);
+    if (ok)
+        ck_assert_msg(wrong(w, WIRE_SHADOW, version) == 0, "%s: a version was staged that is wrong",
+                      what);
+    if (ok && (ok = errands(w, 0, WIRE_APPLY) && errands(w, 1, WIRE_APPLY)))
+        ck_assert_msg(wrong(w, WIRE_LIVE, version) == 0, "%s: a version was applied that is wrong",
+                      what);
+    for (uint32_t i = 0; i < NODES; i++)
+        free(tables[i]);
+    return ok;
+}
+
+static bool replace_lost(struct world *w, const struct fault *f)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < NODES; i++) {
+        if (!w->lost[i])
+            continue;
+        node_kill(w, i);
+        w->replaced[i] = any = true;
+        node_open(w, f, i);
+        ck_assert_msg(!w->lost[i], "its successor could not begin: %s",
+                      rig_failure(&w->n[i])->text);
+    }
+    return any;
+}
+
+/* --- the end ---------------------------------------------------------------------------------------- */
+
+static unsigned open_fds(pid_t pid)
+{
+    char path[64];
+    unsigned n = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    while (d != NULL && readdir(d) != NULL)
+        n++;
+    if (d != NULL)
+        (void)closedir(d);
+    return n;
+}
+
+static bool read_file(const char *path, void *to, size_t n)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool whole = fd >= 0 && read(fd, to, n) == (ssize_t)n;
+    if (fd >= 0)
+        close(fd);
+    return whole;
+}
+
+static void check_left(const struct world *w, uint32_t node, const char *what)
+{
+    static struct standin_counters c;
+    ck_assert(read_file(path_of(w, node, "counters"), &c, sizeof c));
+    for (int d = 0; d < STANDIN_MAX_DEVICES; d++) {
+        const struct standin_device_counters *x = &c.device[d];
+        ck_assert_msg(x->allocated_bytes == 0 && x->open_handles == 0 && x->registered == 0 &&
+                          x->mistakes == 0,
+                      "%s: node %u, device %d: %llu bytes, %llu handles, %llu registrations are "
+                      "left, %llu mistakes",
+                      what, node, d, (unsigned long long)x->allocated_bytes,
+                      (unsigned long long)x->open_handles, (unsigned long long)x->registered,
+                      (unsigned long long)x->mistakes);
+    }
+}
+
+static void node_end(struct world *w, const struct fault *f, uint32_t node, const char *what)
+{
+    struct rig *r = &w->n[node];
+    bool struck = f->variable != NULL && f->node == node && !w->replaced[node];
+    int status = 0;
+    (void)rig_send(r, WIRE_UNBIND, FOREIGN, NULL, 0, NULL, 0, NULL, 0);
+    (void)rig_send(r, WIRE_STOP, 0, NULL, 0, NULL, 0, NULL, 0);
+    if (!node_wait(r)) {
+        ck_assert_msg(struck && strcmp(f->variable, "STANDIN_HANG") == 0,
+                      "%s: node %u does not end", what, node);
+        node_kill(w, node);
+        return;
+    }
+    ck_assert_int_eq(waitpid(r->child, &status, 0), r->child);
+    ck_assert_msg(WIFEXITED(status) && (struck || WEXITSTATUS(status) == EXIT_SUCCESS),
+                  "%s: node %u: status %x", what, node, (unsigned)status);
+    close(r->control);
+    rig_free(r);
+    if (!struck || !leaves_something(f->name))
+        check_left(w, node, what);
+}
+
+/* --- the sweep -------------------------------------------------------------------------------------- */
+
+struct baseline {
+    struct standin_calls calls[NODES];
+    unsigned fds[NODES], ids;
+};
+
+/* Whole refits with that fault; returns how many of them failed. */
+static unsigned run(struct world *w, const struct fault *f, const struct baseline *b)
+{
+    char what[160];
+    unsigned failed = 0;
+    (void)snprintf(what, sizeof what, "%s=%s:%llu at node %u",
+                   f->variable != NULL ? f->variable : "nothing",
+                   f->variable != NULL ? f->name : "", (unsigned long long)f->nth, f->node);
+    w->n_ids = 0;
+    count_open(w, f);
+    uint64_t begin = clock_mono_ns();
+    failed += replace_lost(w, f);
+    for (uint64_t version = 1; version <= 2 + failed; version++) {
+        ck_assert_msg(version <= MOST_VERSIONS, "%s: refits fail again and again", what);
+        if (!refit(w, version, what)) {
+            failed++;
+            (void)replace_lost(w, f);
+        }
+    }
+    ck_assert_msg(clock_mono_ns() - begin < RUN_MS * UINT64_C(1000000), "%s: too late", what);
+    for (uint32_t i = 0; i < NODES && b != NULL; i++)
+        if (!w->replaced[i] && !(f->node == i && leaves_something(f->name)))
+            ck_assert_msg(open_fds(w->n[i].child) <= b->fds[i] + (i == 0 ? w->n_ids - b->ids : 0),
+                          "%s: node %u has %u descriptors, %u without a fault", what, i,
+                          open_fds(w->n[i].child), b->fds[i]);
+    return failed;
+}
+
+static void end_all(struct world *w, const struct fault *f)
+{
+    char what[160];
+    (void)snprintf(what, sizeof what, "%s=%s:%llu at node %u", f->variable, f->name,
+                   (unsigned long long)f->nth, f->node);
+    for (uint32_t i = 0; i < NODES; i++)
+        node_end(w, f, i, what);
+}
+
+static void world_open(struct world *w)
+{
+    memset(w, 0, sizeof *w);
+    (void)snprintf(w->folder, sizeof w->folder, "/tmp/reshard-sweep-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(w->folder));
+    (void)setenv("STANDIN_DEVICES", "2", 1);
+    (void)setenv("STANDIN_DELAY_US", "20", 1);
+    foreign_open();
+}
+
+static void world_close(struct world *w)
+{
+    foreign_close();
+    for (uint32_t i = 0; i < NODES; i++) {
+        (void)unlink(path_of(w, i, "counters"));
+        (void)unlink(path_of(w, i, "calls"));
+    }
+    (void)rmdir(w->folder);
+}
+
+static void baseline_take(struct world *w, struct baseline *b)
+{
+    static const struct fault none = {.name = ""};
+    ck_assert_uint_eq(run(w, &none, NULL), 0);
+    b->ids = w->n_ids;
+    for (uint32_t i = 0; i < NODES; i++)
+        b->fds[i] = open_fds(w->n[i].child);
+    end_all(w, &none);
+    for (uint32_t i = 0; i < NODES; i++)
+        ck_assert(read_file(path_of(w, i, "calls"), &b->calls[i], sizeof b->calls[i]));
+}
+
+static uint64_t times(const struct standin_calls *c, const char *name)
+{
+    for (int i = 0; i < STANDIN_MAX_NAMES && c->of[i].n != 0; i++)
+        if (strcmp(c->of[i].name, name) == 0)
+            return c->of[i].n;
+    return 0;
+}
+
+static uint64_t seed(void)
+{
+    const char *text = getenv("SWEEP_SEED");
+    return text != NULL ? strtoull(text, NULL, 10) : 1;
+}
+
+static bool all(void)
+{
+    const char *text = getenv("SWEEP");
+    return text != NULL && strcmp(text, "all") == 0;
+}
+
+/* The first, one between, and the last; SWEEP=all: the first 40. */
+static unsigned pick(uint64_t n, uint64_t *state, uint64_t *ret)
+{
+    unsigned k = 0;
+    if (all()) {
+        for (uint64_t i = 1; i <= n && k < 40; i++)
+            ret[k++] = i;
+        return k;
+    }
+    ret[k++] = 1;
+    if (n > 2)
+        ret[k++] = 2 + random_next(state) % (n - 2);
+    if (n > 1)
+        ret[k++] = n;
+    return k;
+}
+
+struct tally {
+    unsigned n, failed, struck;
+};
+
+static void strike(struct world *w, const struct baseline *b, const char *variable, uint32_t node,
+                   const char *name, uint64_t nth, struct tally *t)
+{
+    struct fault f = {variable, name, nth, node};
+    static struct standin_calls after;
+    unsigned failed = run(w, &f, b);
+    bool replaced = w->replaced[node];
+    end_all(w, &f);
+    ck_assert(read_file(path_of(w, node, "calls"), &after, sizeof after));
+    bool struck = replaced || times(&after, name) >= nth;
+    /* How often streams are polled, and how copies are put together, differs from run to run. */
+    ck_assert_msg(struck || nth > 1, "%s was not called at node %u", name, node);
+    t->n++;
+    t->failed += failed > 0;
+    t->struck += struck;
+}
+
+static bool exported(const char *name)
+{
+    return strncmp(name, "cuda", 4) == 0 || strncmp(name, "cu", 2) == 0 ||
+           strncmp(name, "nccl", 4) == 0 || strncmp(name, "nvml", 4) == 0;
+}
+
+/* What both data planes call is struck at one of them, another one for each seed; SWEEP=all: at both. */
+static bool elsewhere_struck(const struct baseline *b, uint32_t node, const char *name)
+{
+    bool both = times(&b->calls[0], name) > 0 && times(&b->calls[1], name) > 0;
+    uint64_t word = seed();
+    for (const char *c = name; *c != '\0'; c++)
+        word = word * 31 + (uint8_t)*c;
+    return both && !all() && random_next(&word) % 2 != node;
+}
+
+/* Calls are told to fail or hang, operations to go wrong when they run. */
+static void sweep(const char *variable, bool calls, unsigned most)
+{
+    struct world w;
+    static struct baseline b;
+    uint64_t state = seed();
+    struct tally t = {0};
+    world_open(&w);
+    baseline_take(&w, &b);
+    for (uint32_t node = 0; node < NODES; node++)
+        for (int i = 0; i < STANDIN_MAX_NAMES && b.calls[node].of[i].n != 0; i++) {
+            uint64_t nth[40];
+            const char *name = b.calls[node].of[i].name;
+            if (exported(name) != calls || elsewhere_struck(&b, node, name))
+                continue;
+            unsigned k = pick(b.calls[node].of[i].n, &state, nth);
+            for (unsigned j = 0; j < k && (j < most || all()); j++)
+                strike(&w, &b, variable, node, name, nth[j], &t);
+        }
+    printf("%s: %u faults, %u struck, %u made a refit fail (SWEEP_SEED=%llu)\n", variable, t.n,
+           t.struck, t.failed, (unsigned long long)seed());
+    ck_assert_uint_ge(t.n, 6);
+    ck_assert_uint_gt(t.failed * 4, t.n);
+    world_close(&w);
+}
+
+START_TEST(every_call_that_fails_ends_the_refit_or_is_outlived)
+{
+    sweep("STANDIN_FAIL", true, UINT_MAX);
+}
+END_TEST
+
+START_TEST(every_call_that_hangs_costs_its_data_plane_alone)
+{
+    sweep("STANDIN_HANG", true, 1);
+}
+END_TEST
+
+START_TEST(every_operation_that_goes_wrong_when_it_runs_ends_the_refit)
+{
+    sweep("STANDIN_ASYNC", false, UINT_MAX);
+}
+END_TEST
+
+START_TEST(every_operation_that_hangs_ends_the_refit)
+{
+    sweep("STANDIN_HANG", false, 2);
+}
+END_TEST
+
+/* What nm says of a library; each export is struck by the sweeps, or has a reason why not. */
+static unsigned check_exports(const char *path, const struct baseline *b)
+{
+    char command[512], name[128];
+    unsigned n = 0;
+    (void)snprintf(command, sizeof command, "nm -D --defined-only --format=posix '%s'", path);
+    FILE *f = popen(command, "r");
+    ck_assert_ptr_nonnull(f);
+    while (fscanf(f, "%127s%*[^\n]", name) == 1) {
+        char *version = strchr(name, '@'), *suffix;
+        if (version != NULL)
+            *version = '\0';
+        if (!exported(strncmp(name, "__", 2) == 0 ? name + 2 : name))
+            continue;
+        n++;
+        if (reason_elsewhere(name) == NULL && (suffix = strstr(name, "Range_v2")) != NULL)
+            suffix[5] = '\0'; /* counted without */
+        bool called = times(&b->calls[0], name) + times(&b->calls[1], name) > 0;
+        ck_assert_msg(called || reason_elsewhere(name) != NULL,
+                      "%s is exported by the stand-in, no refit calls it, and nobody says why",
+                      name);
+        ck_assert_msg(!called || reason_elsewhere(name) == NULL, "%s is called by a refit", name);
+    }
+    (void)pclose(f);
+    return n;
+}
+
+START_TEST(every_call_of_the_stand_in_is_in_the_sweep_or_has_a_reason)
+{
+    static const char *const names[] = {"libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1",
+                                        "libnccl.so.2"};
+    struct world w;
+    static struct baseline b;
+    unsigned n = 0;
+    world_open(&w);
+    baseline_take(&w, &b);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[512];
+        (void)snprintf(path, sizeof path, "%s/%s", getenv("LD_LIBRARY_PATH"), names[i]);
+        n += check_exports(path, &b);
+    }
+    ck_assert_uint_gt(n, 60);
+    world_close(&w);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(every_call_of_the_stand_in_is_in_the_sweep_or_has_a_reason)                                  \
+    X(every_call_that_fails_ends_the_refit_or_is_outlived)                                         \
+    X(every_call_that_hangs_costs_its_data_plane_alone)                                            \
+    X(every_operation_that_goes_wrong_when_it_runs_ends_the_refit)                                 \
+    X(every_operation_that_hangs_ends_the_refit)
+#include "test/lib/main.h"
