@@ -43,12 +43,17 @@ void nccl_end_because(struct nccl *n, int code, const char *text)
 
 /* --- joining ------------------------------------------------------------------------------------ */
 
+void nccl_configure(const struct nccl *n, ncclConfig_t *ret)
+{
+    ret->blocking = 0;
+    ret->minCTAs = 1;
+    ret->maxCTAs = (int)(n->options.max_ctas != 0 ? n->options.max_ctas : DEFAULT_CTAS);
+}
+
 static ncclResult_t join_lane(struct nccl *n, struct nccl_lane *lane, const ncclUniqueId *id)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.minCTAs = 1;
-    config.maxCTAs = (int)(n->options.max_ctas != 0 ? n->options.max_ctas : DEFAULT_CTAS);
+    nccl_configure(n, &config);
     if (device_cuda_use(lane->device, NULL) != 0)
         return ncclUnhandledCudaError;
     return n->node->nccl.init(&lane->comm, (int)n->n_ranks, *id, lane->rank, &config);
@@ -73,6 +78,10 @@ static void start_joining(struct nccl *n)
     uint64_t until_ns = clock_mono_ns() + ms * 1000000;
     if (until_ns < n->join_until_ns) /* who waits for it may have less time */
         n->join_until_ns = until_ns;
+    if (n->has_parents) {
+        nccl_shrink_start(n);
+        return;
+    }
     n->has_id = false;
     n->state = NCCL_JOINING;
     (void)pthread_mutex_unlock(&n->mutex);
@@ -121,10 +130,11 @@ static uint32_t poll_lanes(struct nccl *n)
 
 static void poll_joining(struct nccl *n)
 {
-    if (poll_lanes(n) == 0 && n->why.code == 0) {
-        n->state = NCCL_READY;
-        (void)pthread_cond_broadcast(&n->changed);
-    } else if (clock_mono_ns() >= n->join_until_ns) {
+    if (n->shrink != NCCL_SHRINK_NONE)
+        nccl_shrink_poll(n);
+    else if (poll_lanes(n) == 0 && n->why.code == 0)
+        n->state = NCCL_READY, (void)pthread_cond_broadcast(&n->changed);
+    if (n->state == NCCL_JOINING && clock_mono_ns() >= n->join_until_ns) {
         char text[160];
         (void)snprintf(text, sizeof text,
                        "NCCL: not all %u devices (%u are local) have joined the communicator of "
@@ -142,6 +152,7 @@ static void *abort_main(void *arg)
     struct nccl *n = lane->t;
     pthread_mutex_lock(&lane->mutex);
     (void)device_cuda_use(lane->device, NULL);
+    nccl_shrink_end_parent(lane); /* which ends the making of a child */
     ncclComm_t comm = lane->comm;
     /* With a group in flight it might wait for that; the abort lets go of registrations itself. */
     if (lane->idle)
@@ -152,10 +163,7 @@ static void *abort_main(void *arg)
     lane->buffer.handle = NULL;
     lane->buffer.tried = false;
     pthread_mutex_unlock(&lane->mutex);
-    pthread_mutex_lock(&n->mutex);
-    n->n_ending--;
-    (void)pthread_cond_broadcast(&n->changed);
-    pthread_mutex_unlock(&n->mutex);
+    nccl_thread_ends(n);
     return NULL;
 }
 
@@ -174,46 +182,71 @@ static int detached(void *(*fn)(void *), void *arg)
     return r;
 }
 
-static void start_ending(struct nccl *n)
+void nccl_thread_ends(struct nccl *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->n_ending--;
+    (void)pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+void nccl_threads_start(struct nccl *n, void *(*fn)(void *lane))
 {
     uint64_t ms = n->options.watchdog_ms != 0 ? n->options.watchdog_ms : DEFAULT_WATCHDOG_MS;
-    n->state = NCCL_ENDING;
-    n->again = false;
     n->end_until_ns = clock_mono_ns() + ms * 1000000;
-    atomic_store(&n->leave, true);
-    bool idle = !nccl_any_issued(n);
-    (void)pthread_cond_broadcast(&n->changed);
     for (uint32_t i = 0; i < n->n_devices; i++) {
         if (n->lanes[i].device == NULL)
             continue;
         n->n_ending++;
-        n->lanes[i].idle = idle;
         /* Without a thread the watchdog has to do: it stays counted, and on_stuck is called. */
-        (void)detached(abort_main, &n->lanes[i]);
+        (void)detached(fn, &n->lanes[i]);
     }
+}
+
+static void start_ending(struct nccl *n)
+{
+    bool idle = !nccl_any_issued(n);
+    n->state = NCCL_ENDING;
+    n->again = false;
+    atomic_store(&n->leave, true);
+    (void)pthread_cond_broadcast(&n->changed);
+    for (uint32_t i = 0; i < n->n_devices; i++)
+        n->lanes[i].idle = idle;
+    nccl_threads_start(n, abort_main);
+}
+
+void nccl_watchdog(struct nccl *n)
+{
+    if (n->stuck || clock_mono_ns() < n->end_until_ns)
+        return;
+    n->stuck = true;
+    (void)pthread_mutex_unlock(&n->mutex);
+    if (n->options.on_stuck != NULL)
+        n->options.on_stuck(n->options.arg);
+    (void)pthread_mutex_lock(&n->mutex);
 }
 
 static void poll_ending(struct nccl *n)
 {
-    if (n->n_ending == 0) {
-        n->state = NCCL_NONE;
-        atomic_store(&n->leave, false);
-    } else if (!n->stuck && clock_mono_ns() >= n->end_until_ns) {
-        n->stuck = true;
-        (void)pthread_mutex_unlock(&n->mutex);
-        if (n->options.on_stuck != NULL)
-            n->options.on_stuck(n->options.arg);
-        (void)pthread_mutex_lock(&n->mutex);
+    if (n->n_ending > 0) {
+        nccl_watchdog(n);
+        return;
     }
+    n->state = NCCL_NONE;
+    n->shrink = NCCL_SHRINK_NONE;
+    n->has_parents = false;
+    atomic_store(&n->leave, false);
 }
 
 bool nccl_must_end(struct nccl *n)
 {
+    if (n->state == NCCL_NONE && n->closing && n->has_parents)
+        return true; /* they were taken, and never shrunk */
     if (n->state != NCCL_JOINING && n->state != NCCL_READY)
         return false;
     if (!fence_holds(n->options.fence) && nccl_any_issued(n))
         nccl_end_because(n, RS_EDEADLINE, "NCCL: the lease has run out with a group in flight");
-    return n->why.code != 0 || n->closing || n->again ||
+    return n->why.code != 0 || n->closing || n->again || n->shrink == NCCL_SHRINK_FAILED ||
            (n->aborted && (n->state == NCCL_JOINING || nccl_any_issued(n)));
 }
 
@@ -221,9 +254,9 @@ void *nccl_watch(void *arg)
 {
     struct nccl *n = arg;
     (void)pthread_mutex_lock(&n->mutex);
-    while (!(n->closing && n->state == NCCL_NONE)) {
-        if (n->state == NCCL_NONE && n->has_id && n->attempt != 0 && n->why.code == 0 &&
-            !n->aborted)
+    while (!(n->closing && n->state == NCCL_NONE && !n->has_parents)) {
+        if (n->state == NCCL_NONE && !n->closing && n->has_id && n->attempt != 0 &&
+            n->why.code == 0 && !n->aborted)
             start_joining(n);
         else if (n->state == NCCL_JOINING)
             poll_joining(n);
@@ -236,7 +269,7 @@ void *nccl_watch(void *arg)
         if (n->state != NCCL_ENDING)
             nccl_poll_groups(n);
         nccl_finish_waiters(n);
-        if (!(n->closing && n->state == NCCL_NONE))
+        if (!(n->closing && n->state == NCCL_NONE && !n->has_parents))
             nccl_wait_us(n, queue_empty(&n->groups) && n->state != NCCL_JOINING &&
                                     n->state != NCCL_ENDING
                                 ? NCCL_IDLE_POLL_US

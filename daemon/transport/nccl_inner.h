@@ -3,6 +3,7 @@
  *   nccl_library.c    the library and its symbols; ids, each used once
  *   nccl_environment.c  which interface NCCL uses
  *   nccl_comm.c       communicators: joining, asynchronous errors, ending under a watchdog
+ *   nccl_shrink.c     … that are made by shrinking an earlier epoch's
  *   nccl_buffer.c     buffers that are registered with communicators
  *   nccl_group.c      groups of messages: given to NCCL on their stream, compared, finished
  *   transport_nccl.c  attempts, the vtable
@@ -53,6 +54,7 @@ struct nccl_extras {
     ncclResult_t (*delist)(ncclComm_t, void *);
     ncclResult_t (*alloc)(void **, size_t);
     ncclResult_t (*free)(void *);
+    ncclResult_t (*shrink)(ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int);
 };
 
 struct transport_nccl_node {
@@ -68,6 +70,8 @@ struct transport_nccl_node {
 
 /* Notes that the id is used. RS_EPRECOND: it was before. Any thread. */
 int nccl_id_take(struct transport_nccl_node *node, const uint8_t *id, struct err *e);
+
+enum nccl_shrink { NCCL_SHRINK_NONE, NCCL_SHRINK_MAKING, NCCL_SHRINK_PARTING, NCCL_SHRINK_FAILED };
 
 enum nccl_state { NCCL_NONE, NCCL_JOINING, NCCL_READY, NCCL_ENDING };
 
@@ -85,6 +89,7 @@ struct nccl_lane {
     struct device *device;
     pthread_mutex_t mutex;
     ncclComm_t comm;
+    ncclComm_t parent;         /* of which comm is, or is to be, a part; NULL: none */
     struct nccl_buffer buffer; /* of the lane's mutex */
     bool idle;                 /* no group was in NCCL's hands when the communicators' end began */
     atomic_uint_fast64_t registrations, refusals;
@@ -131,6 +136,11 @@ struct nccl {
     uint8_t id[TRANSPORT_NCCL_ID_BYTES];
     struct err why; /* code != 0: the communicators are to end, or have ended, because of it */
     enum nccl_state state;
+    enum nccl_shrink shrink;
+    int *excluded; /* of the parents' ranks; NULL: nothing is shrunk */
+    uint32_t n_excluded, shrunk, shrinks_failed;
+    uint64_t shrink_until_ns;
+    bool has_parents;
     uint64_t attempt, join_until_ns, end_until_ns;
     uint32_t n_devices, n_ranks, n_local, n_open, n_ending;
     atomic_bool leave; /* NCCL calls that poll shall return: an abort wants their lane */
@@ -164,8 +174,27 @@ void nccl_wait_us(struct nccl *n, uint64_t us);
 void nccl_end_because(struct nccl *n, int code, const char *text);
 /* With the mutex held: they are to end now. */
 bool nccl_must_end(struct nccl *n);
+void nccl_configure(const struct nccl *n, ncclConfig_t *ret);
+/* With the mutex held: a detached thread for each local lane, counted in n_ending until it calls
+ * nccl_thread_ends, as its last; nccl_watchdog tells where that takes too long. */
+void nccl_threads_start(struct nccl *n, void *(*fn)(void *lane));
+void nccl_thread_ends(struct nccl *n);
+void nccl_watchdog(struct nccl *n);
 /* The watcher's thread. */
 void *nccl_watch(void *nccl);
+
+/* --- nccl_shrink.c ----------------------------------------------------------------------------- */
+
+/* Notes who has left. RS_ENOMEM. */
+int nccl_shrink_copy(struct nccl *n, struct err *e);
+/* Takes the communicators of the parent, where they are fit; else a new one will be made by the id. Before the
+ * first attempt. */
+void nccl_shrink_take(struct nccl *n);
+/* The watcher's, with the mutex held. */
+void nccl_shrink_start(struct nccl *n);
+void nccl_shrink_poll(struct nccl *n);
+/* With the lane's mutex held and its device current. */
+void nccl_shrink_end_parent(struct nccl_lane *lane);
 
 /* --- nccl_buffer.c ----------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@ enum { OLDEST_NCCL = 22800 };
 static void library_extras(struct transport_nccl_node *node)
 {
     static const char *const names[] = {"ncclCommRegister", "ncclCommDeregister", "ncclMemAlloc",
-                                        "ncclMemFree"};
+                                        "ncclMemFree", "ncclCommShrink"};
     void *at[sizeof names / sizeof *names];
     _Static_assert(sizeof at == sizeof node->extras, "one name for each function");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -72,6 +72,7 @@ struct transport_counters {
     uint64_t domain_sent_bytes, domain_received_bytes;
     uint64_t messages, stale_frames;
     uint64_t registrations, refused_registrations; /* of buffers, by NCCL */
+    uint64_t shrunk, shrinks_failed;               /* communicators of NCCL */
 };
 
 struct transport_mem_options {

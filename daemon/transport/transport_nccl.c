@@ -89,6 +89,8 @@ static struct transport_counters nccl_counters(const struct transport *t, uint32
         c = n->lanes[device].counters;
     if (device < n->n_devices) {
         c.registrations = atomic_load(&n->lanes[device].registrations);
+        c.shrunk = n->shrunk;
+        c.shrinks_failed = n->shrinks_failed;
         c.refused_registrations = atomic_load(&n->lanes[device].refusals);
     }
     pthread_mutex_unlock(&n->mutex);
@@ -101,6 +103,7 @@ static void nccl_free(struct nccl *n)
         (void)pthread_mutex_destroy(&n->lanes[i].mutex);
     (void)pthread_cond_destroy(&n->changed);
     (void)pthread_mutex_destroy(&n->mutex);
+    mem_free(n->excluded);
     mem_free(n->channels);
     mem_free(n->lanes);
     mem_free(n);
@@ -216,12 +219,16 @@ int transport_nccl_open(struct transport_nccl_node *node, struct device *const *
     queue_init(&n->waiters);
     init_lanes(n, devices, takes_part);
     r = set_id(n, id, e);
+    if (r == 0 && n->options.shrink.parent != NULL)
+        r = nccl_shrink_copy(n, e);
     if (r != 0)
         goto free_it;
     if (pthread_create(&n->watcher, NULL, nccl_watch, n) != 0) {
         r = err_set(e, RS_EEXHAUSTED, "NCCL transport: no thread");
         goto free_it;
     }
+    if (n->options.shrink.parent != NULL)
+        nccl_shrink_take(n); /* the watcher would end what is never used */
     *ret = &n->base;
     return 0;
 free_it:

@@ -43,11 +43,23 @@ int transport_nccl_node_alloc(struct transport_nccl_node *node, struct device *d
                               void **ret, struct err *e);
 void transport_nccl_node_free(struct transport_nccl_node *node, struct device *d, void *p);
 
+/* The communicators are made by shrinking those of `parent`, an earlier epoch's, whose ranks `excluded` (none of
+ * them local) have left; its other ranks keep their order. Nothing may be in flight there. It gives them away, and
+ * is closed by the caller. Where it can't be done (an NCCL without it, an error, others that do not come) new ones are
+ * made by the id; that is counted, and told by debug lines. */
+struct transport_nccl_shrink {
+    struct transport *parent; /* NULL: nothing is shrunk */
+    const uint32_t *excluded;
+    uint32_t n_excluded;
+    uint32_t ms; /* for shrinking, of the time for joining; 0: 3 s */
+};
+
 struct transport_nccl_options {
     uint32_t init_ms;     /* all must have come until then; 0: 30 s */
     uint32_t watchdog_ms; /* for aborting a communicator; 0: 5 s */
     uint32_t max_ctas;    /* of a communicator on a GPU that an engine shares; 0: 8 */
-    struct fence *fence;  /* shut, it aborts; NULL: none. Outlives the transport */
+    struct transport_nccl_shrink shrink;
+    struct fence *fence; /* shut, it aborts; NULL: none. Outlives the transport */
     /* An abort did not end within watchdog_ms: buffers may be touched for ever, and only the end of the
      * process helps. Called once, on a thread of the transport. NULL: the transport stays unquiesced. */
     void (*on_stuck)(void *arg);
