@@ -58,6 +58,7 @@ struct attempt {
     uint32_t n_peers;
     uint32_t *peer_of; /* per plan device: index into peers; UINT32_MAX */
     struct wire_comm comm;
+    uint32_t *excluded;  /* [comm.n_excluded] */
     uint8_t *takes_part; /* per plan device: it is in the communicator; NULL: there is none */
     struct transport_pair *pairs;
     struct transport_connect connect;

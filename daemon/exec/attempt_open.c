@@ -548,6 +548,7 @@ void attempt_close(struct attempt *a)
     mem_free(a->peers);
     mem_free(a->peer_of);
     mem_free(a->takes_part);
+    mem_free(a->excluded);
     mem_free(a->pairs);
     mem_free(a->index);
     if (a->data != NULL)

@@ -97,7 +97,8 @@ static int check_comm(const struct attempt *a, size_t n_bytes, struct err *e)
 {
     const struct program *p = &a->program;
     if (n_bytes < sizeof(a->comm) || a->comm.n_devices != p->n_plan_devices ||
-        n_bytes - sizeof(a->comm) != a->comm.n_devices)
+        n_bytes - sizeof(a->comm) !=
+            a->comm.n_devices + (uint64_t)a->comm.n_excluded * sizeof(*a->excluded))
         return err_set(e, RS_EPROTO, "communicator: %zu bytes for %u devices, the plan has %u",
                        n_bytes, a->comm.n_devices, p->n_plan_devices);
     return 0;
@@ -130,10 +131,17 @@ int links_read_comm(struct attempt *a, int fd, struct err *e)
     if (n_bytes >= sizeof(a->comm))
         memcpy(&a->comm, data, sizeof(a->comm));
     r = check_comm(a, n_bytes, e);
-    if (r == 0 && (a->takes_part = mem_alloc(a->comm.n_devices + 1U)) == NULL)
-        r = err_set(e, RS_ENOMEM, "out of memory");
-    if (r == 0)
-        memcpy(a->takes_part, (const uint8_t *)data + sizeof(a->comm), a->comm.n_devices);
+    if (r == 0) {
+        a->takes_part = mem_alloc(a->comm.n_devices + 1U);
+        a->excluded = mem_calloc(a->comm.n_excluded + 1U, sizeof(*a->excluded));
+        if (a->takes_part == NULL || a->excluded == NULL)
+            r = err_set(e, RS_ENOMEM, "out of memory");
+    }
+    if (r == 0) {
+        const uint8_t *at = (const uint8_t *)data + sizeof(a->comm);
+        memcpy(a->takes_part, at, a->comm.n_devices);
+        memcpy(a->excluded, at + a->comm.n_devices, a->comm.n_excluded * sizeof(*a->excluded));
+    }
     wire_unmap(data, n_bytes);
     return r == 0 ? check_members(a, e) : r;
 }
@@ -224,7 +232,7 @@ static bool same_links(const struct model *m, const struct attempt *a)
     for (uint32_t d = 0; d < m->n_plan_devices; d++)
         if (m->parts[d] != part_of(a, d))
             return false;
-    return memcmp(&m->comm, &a->comm, sizeof(m->comm)) == 0;
+    return memcmp(m->comm.id, a->comm.id, sizeof(m->comm.id)) == 0;
 }
 
 /* What transport_tcp_open and _renew are told; the caller frees it. */
@@ -344,11 +352,14 @@ static int comm_measure(const struct attempt *a, struct err *e)
 }
 
 /* Where all devices are of this node, it makes the communicators' ids itself. */
-static int open_nccl(const struct attempt *a, struct err *e)
+static int open_nccl(const struct attempt *a, struct transport *parent, struct err *e)
 {
     const struct program *p = &a->program;
     struct transport_nccl_options options = {
-        .fence = &a->plane->fence, .on_stuck = stuck, .max_ctas = a->plane->hello.max_ctas};
+        .fence = &a->plane->fence,
+        .on_stuck = stuck,
+        .max_ctas = a->plane->hello.max_ctas,
+        .shrink = {.parent = parent, .excluded = a->excluded, .n_excluded = a->comm.n_excluded}};
     struct device **devices = mem_calloc(p->n_plan_devices, sizeof(struct device *));
     bool *takes_part = mem_calloc(p->n_plan_devices, sizeof(*takes_part));
     int r = devices == NULL || takes_part == NULL ? err_set(e, RS_ENOMEM, "out of memory") : 0;
@@ -364,9 +375,9 @@ static int open_nccl(const struct attempt *a, struct err *e)
                                 a->takes_part != NULL ? a->comm.id : NULL, &options,
                                 &a->model->network, e);
     if (r == 0)
-        log_debug("model %llx attempt %llu: a new communicator of epoch %llu, %s",
+        log_debug("model %llx attempt %llu: %s communicator of epoch %llu, %s",
                   (unsigned long long)a->model->id, (unsigned long long)a->number,
-                  (unsigned long long)a->epoch,
+                  parent != NULL ? "what is left of the" : "a new", (unsigned long long)a->epoch,
                   a->takes_part != NULL ? "with other nodes" : "of this node's devices");
     mem_free(devices);
     mem_free(takes_part);
@@ -388,20 +399,43 @@ static void add_counters(const struct model *m, struct wire_stats *to)
         to->stale_frames += c.stale_frames;
         to->registrations += c.registrations;
         to->refused_registrations += c.refused_registrations;
+        to->shrunk += c.shrunk;
+        to->shrinks_failed += c.shrinks_failed;
     }
 }
 
-void links_close(struct plane *p, struct model *m)
+/* What a model's links were, until they are closed. */
+struct old_links {
+    struct transport *transport, *network;
+    uint64_t comm_bytes[PLANE_MAX_DEVICES];
+};
+
+static void links_part(struct plane *p, struct model *m, struct old_links *ret)
 {
     add_counters(m, &p->past);
-    transport_close(m->transport);
+    ret->transport = m->transport;
+    ret->network = m->network;
     for (uint32_t i = 0; i < p->n_devices; i++) {
-        budget_give(&p->devices[i].budget, BUDGET_COMMUNICATOR, m->comm_memory[i].bytes);
+        ret->comm_bytes[i] = m->comm_memory[i].bytes;
         m->comm_memory[i] = (struct comm_memory){0};
     }
     mem_free(m->parts);
     m->transport = m->network = NULL;
     m->parts = NULL;
+}
+
+static void old_links_close(struct plane *p, struct old_links *old)
+{
+    transport_close(old->transport);
+    for (uint32_t i = 0; i < p->n_devices; i++)
+        budget_give(&p->devices[i].budget, BUDGET_COMMUNICATOR, old->comm_bytes[i]);
+}
+
+void links_close(struct plane *p, struct model *m)
+{
+    struct old_links old;
+    links_part(p, m, &old);
+    old_links_close(p, &old);
 }
 
 struct wire_stats links_stats(const struct plane *p)
@@ -435,14 +469,15 @@ static int note_parts(struct model *m, const struct attempt *a)
     return 0;
 }
 
-static int open_network(const struct attempt *a, struct err *e)
+static int open_network(const struct attempt *a, struct transport *parent, struct err *e)
 {
     if (a->plane->tcp != NULL)
         return open_tcp(a, false, e);
 #if defined(RS_CUDA)
     if (a->plane->nccl != NULL)
-        return open_nccl(a, e);
+        return open_nccl(a, parent, e);
 #endif
+    (void)parent;
     return open_memory(a, e);
 }
 
@@ -468,21 +503,12 @@ static int open_copies(const struct attempt *a, struct err *e)
     return r;
 }
 
-/* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
-int links_open(struct attempt *a, struct err *e)
+static int open_all(struct attempt *a, struct transport *parent, struct err *e)
 {
     struct model *m = a->model;
-    bool stands = same_links(m, a);
-    if (!stands) {
-        links_close(a->plane, m);
-        if (note_parts(m, a) != 0)
-            return err_set(e, RS_ENOMEM, "out of memory");
-    }
-    if (stands) {
-        ring_tell(a->plane, m);
-        return a->plane->tcp != NULL && m->network != NULL ? open_tcp(a, true, e) : 0;
-    }
-    int r = needs_network(a) ? open_network(a, e) : 0;
+    if (note_parts(m, a) != 0)
+        return err_set(e, RS_ENOMEM, "out of memory");
+    int r = needs_network(a) ? open_network(a, parent, e) : 0;
     if (r == 0 && any_copied(a))
         r = open_copies(a, e);
     else if (r == 0)
@@ -491,7 +517,35 @@ int links_open(struct attempt *a, struct err *e)
         transport_close(m->network);
         m->network = NULL;
     }
-    ring_tell(a->plane, m);
+    return r;
+}
+
+/* The communicator that the attempt's is to be a part of stands here. */
+static bool shrinks(const struct model *m, const struct attempt *a)
+{
+    return a->plane->nccl != NULL && m->network != NULL && a->comm.n_excluded > 0 &&
+           memcmp(m->comm.id, a->comm.parent, sizeof(m->comm.id)) == 0;
+}
+
+/* One transport per epoch; a plan over other devices of the same epoch gets a new one, too. */
+int links_open(struct attempt *a, struct err *e)
+{
+    struct model *m = a->model;
+    struct old_links old;
+    int r = 0;
+    if (same_links(m, a)) {
+        r = a->plane->tcp != NULL && m->network != NULL ? open_tcp(a, true, e) : 0;
+    } else {
+        bool kept = shrinks(m, a); /* until its communicators were taken */
+        links_part(a->plane, m, &old);
+        if (!kept)
+            old_links_close(a->plane, &old);
+        r = open_all(a, kept ? old.network : NULL, e);
+        if (kept)
+            old_links_close(a->plane, &old);
+    }
+    if (r == 0)
+        ring_tell(a->plane, m);
     return r;
 }
 

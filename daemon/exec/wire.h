@@ -250,12 +250,14 @@ struct wire_peers {
 
 /* The communicator of an attempt over several nodes. Where the model's stands with this id it is used
  * again, else it is ended and one with this id takes its place: each data plane does so on its own.
- * Followed by a byte for each of the plan's devices: 1 where it takes part. Comm ranks are given to
- * those in their order. */
+ * Followed by a byte for each of the plan's devices: 1 where it takes part (comm ranks are given to those in
+ * their order); then u32 [n_excluded]: with `parent`, the communicator that stands here, those of its ranks that
+ * have left. It is shrunk by them then, and the id is for where that fails. */
 struct wire_comm {
     uint8_t id[WIRE_COMM_ID_BYTES];
-    uint32_t n_devices; /* = program.n_plan_devices */
-    uint32_t reserved;
+    uint8_t parent[WIRE_COMM_ID_BYTES];
+    uint32_t n_devices;  /* = program.n_plan_devices */
+    uint32_t n_excluded; /* 0: there is no parent */
 };
 
 /* The body of COMM_ID_MADE. This process must live until all have joined. */
@@ -303,6 +305,7 @@ struct wire_stats {
     uint64_t connections; /* that stand now, both ways */
     uint64_t connected;   /* made so far, both ways */
     uint64_t registrations, refused_registrations; /* of rings, by NCCL, so far */
+    uint64_t shrunk, shrinks_failed;               /* communicators, one of each device */
 };
 
 /* Of one GPU: what the data plane has taken, by part (budget.h), and what it has open of its workers. */

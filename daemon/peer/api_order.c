@@ -159,6 +159,12 @@ static void prepare_fill(struct api_order *a, const struct node_order *o, uint64
         to->comm_id.data = (uint8_t *)(uintptr_t)o->comm_id;
         to->comm_id.len = sizeof o->comm_id;
     }
+    if (o->has_comm_id && o->shrink.n_excluded > 0) {
+        to->comm_parent.data = (uint8_t *)(uintptr_t)o->shrink.parent;
+        to->comm_parent.len = sizeof o->shrink.parent;
+        to->comm_excluded = (uint32_t *)(uintptr_t)o->shrink.excluded;
+        to->n_comm_excluded = o->shrink.n_excluded;
+    }
 }
 
 int api_order_fill(struct api_order *to, const struct node_order *from, uint64_t now_ns,
@@ -388,6 +394,23 @@ static int landed_read(struct frame *f, const Reshard__V1__PrepareOrder *from, s
     return 0;
 }
 
+static int shrink_read(struct node_comm_shrink *to, const Reshard__V1__PrepareOrder *from,
+                       struct err *e)
+{
+    if (from->comm_parent.len == 0 && from->n_comm_excluded == 0)
+        return 0;
+    if (from->comm_id.len == 0 || from->n_comm_excluded == 0 ||
+        from->n_comm_excluded > NODE_MAX_EXCLUDED)
+        return err_set(e, RS_EPROTO, "prepare.comm_excluded: %zu ranks", from->n_comm_excluded);
+    int r = api_digest_check("prepare.comm_parent", &from->comm_parent, sizeof to->parent, e);
+    if (r != 0)
+        return r;
+    memcpy(to->parent, from->comm_parent.data, sizeof to->parent);
+    memcpy(to->excluded, from->comm_excluded, from->n_comm_excluded * sizeof to->excluded[0]);
+    to->n_excluded = (uint32_t)from->n_comm_excluded;
+    return 0;
+}
+
 static int prepare_read(struct frame *f, const Reshard__V1__PrepareOrder *from, uint64_t now_ns,
                         struct err *e)
 {
@@ -404,6 +427,8 @@ static int prepare_read(struct frame *f, const Reshard__V1__PrepareOrder *from, 
         r = peer_read(from->peers[i], !to->has_comm_id, &peers[i], e);
     if (r == 0 && to->has_comm_id)
         r = api_digest_check("prepare.comm_id", &from->comm_id, sizeof to->comm_id, e);
+    if (r == 0)
+        r = shrink_read(&to->shrink, from, e);
     if (r != 0)
         return r;
     to->deadline_ns = api_deadline(from->deadline_left_ns, now_ns);

@@ -27,6 +27,7 @@ enum {
     NODE_ADDRESS_BYTES = 64, /* numeric address, with its NUL */
     NODE_TOKEN_BYTES = 16,
     NODE_COMM_ID_BYTES = 128, /* what names a communicator of NCCL */
+    NODE_MAX_EXCLUDED = 64,   /* ranks that leave one at once, where the rest is kept */
     NODE_PAGE_CELLS = 32768   /* struct cell_print in one CELLS report */
 };
 
@@ -99,6 +100,14 @@ enum node_order_type {
     NODE_ORDER_COMM_ID
 };
 
+/* Where members have left between refits: the communicator `parent`, which stands on all nodes that take part, is to
+ * be shrunk by those of its ranks; the new id is for where that fails. */
+struct node_comm_shrink {
+    uint32_t n_excluded; /* 0: nothing is shrunk */
+    uint32_t excluded[NODE_MAX_EXCLUDED];
+    uint8_t parent[NODE_COMM_ID_BYTES];
+};
+
 struct node_order {
     enum node_order_type type;
     const char *model;
@@ -127,6 +136,7 @@ struct node_order {
      * topology's order. One that stands is used again where it has this id, else one is made with it, by each node. */
     bool has_comm_id;
     uint8_t comm_id[NODE_COMM_ID_BYTES];
+    struct node_comm_shrink shrink;
     const struct attempt_landed *landed; /* of the nodes that take part */
     uint32_t n_landed;
 };

@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "service/attempt_input.h"
 #include "service/coordinator.h"
 #include "service/mix.h"
@@ -26,6 +27,56 @@ static uint64_t comm_key(const struct run *r)
     for (uint32_t i = 0; i < in->n_participants; i++)
         key = mix_word(key, attempt_input_device(in, &in->participants[i]));
     return key;
+}
+
+/* Who has which comm rank: the participants' devices in the topology's order. NULL: no memory, and it can't be
+ * shrunk later. */
+static struct comm_member *members_make(const struct run *r, uint32_t *ret_n)
+{
+    const struct attempt_input *in = r->input;
+    const struct topology *t = in->topology;
+    struct comm_member *m = mem_calloc(t->n_devices, sizeof *m);
+    uint32_t n = 0;
+    for (uint32_t d = 0; m != NULL && d < t->n_devices; d++) {
+        bool member = false;
+        for (uint32_t i = 0; i < in->n_participants && !member; i++)
+            member = attempt_input_device(in, &in->participants[i]) == d;
+        uint32_t node = t->devices[d].node;
+        if (member)
+            m[n++] =
+                (struct comm_member){.plane = mix_word(in->nodes[node], r->nodes[node].data_plane),
+                                     .device = t->devices[d].local};
+    }
+    *ret_n = m != NULL ? n : 0;
+    return m;
+}
+
+/* The ranks of `from` that are not in `to`; false where anything else differs, or a data plane has lost some of
+ * its ranks only: that one would have to end what it shrinks. */
+static bool shrink_find(const struct run_comm *from, const struct run_comm *to,
+                        struct node_comm_shrink *ret)
+{
+    struct node_comm_shrink s = {0};
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < from->n_members; i++) {
+        const struct comm_member *m = &from->members[i];
+        if (at < to->n_members && m->plane == to->members[at].plane &&
+            m->device == to->members[at].device) {
+            at++;
+            continue;
+        }
+        for (uint32_t k = 0; k < to->n_members; k++)
+            if (to->members[k].plane == m->plane)
+                return false;
+        if (s.n_excluded == NODE_MAX_EXCLUDED)
+            return false;
+        s.excluded[s.n_excluded++] = i;
+    }
+    if (at < to->n_members || s.n_excluded == 0 || to->n_members < 2)
+        return false;
+    memcpy(s.parent, from->id, sizeof s.parent);
+    *ret = s;
+    return true;
 }
 
 static bool comm_needed(const struct decider *d)
@@ -72,10 +123,18 @@ bool comm_ready(struct decider *d)
     if (c->asked || !all_wanted(&d->run))
         return false;
     c->key = comm_key(&d->run);
+    c->members = members_make(&d->run, &c->n_members);
     if (d->comm.has && d->comm.key == c->key) {
-        *c = d->comm;
+        memcpy(c->id, d->comm.id, sizeof c->id);
+        c->has = true;
         return true;
     }
+    if (d->coordinator->service->config->shrink && d->comm.has &&
+        shrink_find(&d->comm, c, &c->shrink))
+        log_info("model %s version %llu attempt %llu: its communicator of %u ranks is shrunk: %u "
+                 "have left",
+                 d->model, (unsigned long long)d->run.version, (unsigned long long)d->run.id,
+                 d->comm.n_members, c->shrink.n_excluded);
     c->asked = true;
     comm_ask(d);
     return false;
@@ -98,8 +157,21 @@ void comm_use(struct decider *d)
 
 void comm_end(struct decider *d, bool committed)
 {
-    if (committed && d->run.comm.has)
-        d->comm = d->run.comm;
+    struct run_comm *c = &d->run.comm;
+    if (committed && c->has) {
+        mem_free(d->comm.members);
+        d->comm = *c;
+        c->members = NULL;
+    }
+    mem_free(c->members);
+    *c = (struct run_comm){0};
+}
+
+void comm_close(struct decider *d)
+{
+    mem_free(d->comm.members);
+    mem_free(d->run.comm.members);
+    d->comm = d->run.comm = (struct run_comm){0};
 }
 
 /* --- node part ---------------------------------------------------------------------------------- */
@@ -151,8 +223,10 @@ void comm_id_make(struct part *p, const struct node_order *o)
 int comm_encode(const struct prepare *o, struct buf *out)
 {
     const struct attempt_input *in = o->input;
-    struct wire_comm head = {.n_devices = in->topology->n_devices};
+    struct wire_comm head = {.n_devices = in->topology->n_devices,
+                             .n_excluded = o->shrink.n_excluded};
     memcpy(head.id, o->comm_id, sizeof head.id);
+    memcpy(head.parent, o->shrink.parent, sizeof head.parent);
     buf_put(out, &head, sizeof head);
     for (uint32_t d = 0; d < in->topology->n_devices; d++) {
         uint8_t member = 0;
@@ -160,5 +234,6 @@ int comm_encode(const struct prepare *o, struct buf *out)
             member = attempt_input_device(in, &in->participants[i]) == d;
         buf_put(out, &member, 1);
     }
+    buf_put(out, o->shrink.excluded, o->shrink.n_excluded * sizeof o->shrink.excluded[0]);
     return buf_error(out);
 }

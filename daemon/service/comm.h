@@ -5,7 +5,11 @@
  *
  * An id names one communicator. It is used again only by the next attempt of the same epoch, devices and data planes after one
  * that committed: then it stands everywhere. After any other end it may have been aborted on some node, and a
- * new one is asked for. Loop thread. */
+ * new one is asked for.
+ *
+ * With [nccl] shrink, where whole nodes have left since that commit and nobody has come, the data planes that are left
+ * are told to shrink it; the new id, which is asked for all the same, is for where that fails. A member that leaves
+ * during an attempt ends it, and with it the communicator: there is nothing to shrink then. Loop thread. */
 #ifndef RS_SERVICE_COMM_H
 #define RS_SERVICE_COMM_H
 
@@ -28,6 +32,7 @@ bool comm_take(struct decider *d, uint32_t node, const struct node_report *r);
 void comm_use(struct decider *d);
 /* The attempt is over. */
 void comm_end(struct decider *d, bool committed);
+void comm_close(struct decider *d);
 
 /* --- node part --- */
 

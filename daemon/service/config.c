@@ -60,6 +60,7 @@ static const struct setting settings[] = {
     FIELD("devices", max_kernel_blocks, UINT, 0, 65535),
     FIELD("devices", max_gpu_memory_bytes, BYTES, 0, UINT64_C(1) << 42),
     FIELD("nccl", max_ctas, UINT, 1, 64),
+    FIELD("nccl", shrink, BOOL, 0, 0),
     FIELD("refit", verify, TEXT, 1, 0),
     FIELD("refit", strategy, TEXT, 1, 0),
     FIELD("refit", catch_up, BOOL, 0, 0),

@@ -55,6 +55,7 @@ struct config {
 
     /* [nccl] */
     uint32_t max_ctas; /* of a communicator on each GPU */
+    bool shrink;       /* where nodes leave between refits */
 
     /* [refit] */
     char verify[16];   /* off, sampled, full */

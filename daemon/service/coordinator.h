@@ -81,6 +81,12 @@ struct run_comm {
     bool has, asked;
     uint64_t key; /* what it depends on */
     uint8_t id[NODE_COMM_ID_BYTES];
+    struct comm_member {
+        uint64_t plane;  /* names node and data plane */
+        uint32_t device; /* local */
+    } * members;         /* in the order of comm ranks; owned; NULL: not known */
+    uint32_t n_members;
+    struct node_comm_shrink shrink; /* of the one that stood before */
 };
 
 /* The attempt in flight, as far as it is carried out for all nodes together. */

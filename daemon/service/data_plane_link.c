@@ -64,7 +64,7 @@ struct data_plane_link {
     struct queue requests;
     struct queue out;
     struct link_request hello, stats;
-    uint64_t strangers; /* by the newest COUNTED, as what follows */
+    uint64_t strangers, shrinks_failed; /* by the newest COUNTED, as what follows */
     struct wire_gpu_memory gpu_memory[CONFIG_MAX_DEVICES];
     uint32_t n_gpu_memory;
     void (*stopped)(void *arg);
@@ -535,6 +535,11 @@ static void on_counted(struct link_request *r, int code, struct wire_packet *pac
         return;
     memcpy(&stats, packet->body, sizeof stats);
     l->strangers = stats.refused;
+    if (stats.shrinks_failed > l->shrinks_failed)
+        log_warn("data plane: a communicator could not be shrunk, and a new one was made (%" PRIu64
+                 " so far, over all devices)",
+                 stats.shrinks_failed);
+    l->shrinks_failed = stats.shrinks_failed;
     size_t left = packet->header.body_bytes - sizeof stats;
     if (left % sizeof l->gpu_memory[0] != 0 || left > sizeof l->gpu_memory)
         return;
@@ -608,7 +613,7 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     if (packet->header.body_bytes >= sizeof ready)
         about_read(&l->about, packet, &ready);
     l->data_port = ready.data_port;
-    l->strangers = 0;
+    l->strangers = l->shrinks_failed = 0;
     l->n_gpu_memory = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();

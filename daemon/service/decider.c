@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "service/comm.h"
 #include "service/coordinator.h"
 #include "service/held.h"
 #include "service/peers.h"
@@ -561,6 +562,7 @@ static void decider_free(struct decider *d)
     while (!queue_empty(&d->roster))
         roster_remove(container_of(d->roster.next, struct roster_entry, in));
     held_free(d->held);
+    comm_close(d);
     buf_close(&d->folds);
     landed_clear(&d->landed);
     refit_update_close(&d->update);

@@ -38,6 +38,7 @@ struct prepare {
     uint32_t transfer_timeout_ms;
     bool has_comm_id;
     uint8_t comm_id[NODE_COMM_ID_BYTES];
+    struct node_comm_shrink shrink;
 };
 
 struct part {

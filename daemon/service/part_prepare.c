@@ -38,6 +38,7 @@ struct prepare *prepare_copy(const struct node_order *from)
     o->transfer_timeout_ms = from->transfer_timeout_ms;
     o->has_comm_id = from->has_comm_id;
     memcpy(o->comm_id, from->comm_id, sizeof o->comm_id);
+    o->shrink = from->shrink;
     memcpy(o->plan_digest, from->plan_digest, sizeof o->plan_digest);
     memcpy(o->input_digests, from->input_digests, sizeof o->input_digests);
     o->input = attempt_input_copy(from->input);

@@ -375,6 +375,7 @@ static int prepare_send(struct decider *d, uint32_t index, uint32_t transfer_tim
         o.landed = landed_find(&d->landed, &key, &o.n_landed);
     o.has_comm_id = d->run.comm.has;
     memcpy(o.comm_id, d->run.comm.id, sizeof o.comm_id);
+    o.shrink = d->run.comm.shrink;
     memcpy(o.plan_digest, plan_totals(d->run.plan->plan)->digest, sizeof o.plan_digest);
     memcpy(o.input_digests, digests, sizeof o.input_digests);
     d->run.nodes[index].sent = true;

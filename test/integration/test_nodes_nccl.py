@@ -99,6 +99,60 @@ class Epochs(Case):
         self.communicators(nodes, n0=2, n1=2)
 
 
+class Shrinking(Case):
+    """[nccl] shrink: whole nodes that leave between refits. C12."""
+
+    LEFT = "what is left of the communicator"
+
+    def left(self, nodes, name):
+        return sum(self.LEFT in line for line in list(nodes[name].lines))
+
+    def leave(self, nodes, f, name):
+        nodes[name].kill()
+        f.forget(name)
+        nodes.wait_joined([name], "away")
+
+    def shrinks(self, env=None, **more):
+        """Three nodes of which one goes after version 1; what the nodes that are left do for version 2."""
+        nodes = self.nodes(3, env=env, **more)
+        f = self.fleet(nodes)
+        self.clean(f, 1)
+        self.leave(nodes, f, "n2")
+        return nodes, f
+
+    def refit_of_the_rest(self, f, version):
+        """The instance of the node that has left is not waited for."""
+        f.publish(version)
+        f.submit(version, policy=[pb.LayoutPolicy(layout_name="rollout", min_instances=1)])
+        s = f.final(version)
+        self.assertEqual(s.phase, pb.PHASE_COMMITTED, s.reason)
+        f.check(version)
+
+    def test_those_who_are_left_keep_what_they_have_and_no_new_one_is_made(self):
+        nodes, f = self.shrinks(nccl__shrink="yes")
+        self.refit_of_the_rest(f, 2)
+        nodes["n0"].wait_log("its communicator of 3 ranks is shrunk: 1 have left")
+        self.assertEqual((self.left(nodes, "n0"), self.left(nodes, "n1")), (1, 1))
+        self.communicators(nodes, n0=1, n1=1)
+        self.refit_of_the_rest(f, 3)  # and serves on
+        self.assertEqual((self.left(nodes, "n0"), self.left(nodes, "n1")), (1, 1))
+
+    def test_it_is_off_unless_it_is_asked_for(self):
+        nodes, f = self.shrinks()
+        self.refit_of_the_rest(f, 2)
+        self.communicators(nodes, n0=2, n1=2)
+
+    def test_where_nccl_refuses_a_new_one_is_made_in_the_same_attempt_and_said(self):
+        fails = {"STANDIN_FAIL": "ncclCommShrink:1:5"}
+        nodes, f = self.shrinks(env={"n0": fails, "n1": fails}, nccl__shrink="yes")
+        self.refit_of_the_rest(f, 2)
+        nodes["n1"].wait_log("a communicator could not be shrunk, and a new one was made")
+
+    def test_one_that_cannot_and_one_that_waits_meet_in_a_new_one(self):
+        nodes, f = self.shrinks(env={"n1": {"STANDIN_HANG": "shrink:1"}}, nccl__shrink="yes")
+        self.refit_of_the_rest(f, 2)
+
+
 class Making(Case):
     def test_a_member_that_hangs_in_init_ends_it_at_the_deadline_by_name(self):
         nodes = self.nodes(3, env={"n2": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(1500 * SLOW))
