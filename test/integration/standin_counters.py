@@ -14,7 +14,7 @@ if STANDIN:
 class Counters:
     """What the daemons that are started meanwhile have open and allocated, by the stand-in's own count."""
 
-    FIELDS = 16
+    FIELDS = 18  # of struct standin_device_counters
     ALLOCATED, OPEN, BLOCKS, CTAS = 11, 12, 14, 15
 
     def __enter__(self):

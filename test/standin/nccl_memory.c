@@ -104,6 +104,8 @@ STANDIN_EXPORT ncclResult_t ncclMemAlloc(void **ret, size_t bytes)
         standin_map_memory(device, fd, rounded, &p) != 0)
         return ncclUnhandledCudaError;
     memset(standin_reach(device, p, rounded), 0xCD, rounded);
+    count(&standin_count(device)->open_handles, -1); /* it is no mapping of another's memory */
+    count(&standin_count(device)->allocated_bytes, (int64_t)rounded);
     pthread_mutex_lock(&mutex);
     int i = 0;
     while (i < MAX_OWN - 1 && own[i] != NULL)
@@ -132,5 +134,9 @@ STANDIN_EXPORT ncclResult_t ncclMemFree(void *p)
             registered[i].data < (char *)p + a.bytes)
             count(&standin_count(a.device)->mistakes, 1);
     pthread_mutex_unlock(&mutex);
-    return found && standin_unmap_memory(p) == 0 ? ncclSuccess : ncclInvalidArgument;
+    if (!found)
+        return ncclInvalidArgument;
+    count(&standin_count(a.device)->open_handles, 1);
+    count(&standin_count(a.device)->allocated_bytes, -(int64_t)a.bytes);
+    return standin_unmap_memory(p) == 0 ? ncclSuccess : ncclInvalidArgument;
 }

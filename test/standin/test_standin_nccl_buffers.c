@@ -60,6 +60,7 @@ static void end_alone(struct side *x, void *ring)
     transport_nccl_node_close(x->node);
     device_close(x->d);
     ck_assert_uint_eq(counters()->open_handles, 0);
+    ck_assert_uint_eq(counters()->allocated_bytes, 0);
     ck_assert_uint_eq(counters()->mistakes, 0);
 }
 
