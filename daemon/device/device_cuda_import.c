@@ -172,20 +172,40 @@ int device_cuda_close_ipc(struct device *d, void *p, struct err *e)
     return 0;
 }
 
+enum { MAX_GPUS = 64 };
+
+/* For this GPU and each that reaches it: rights of VMM memory do not follow from peer access. */
+static bool give_rights(const struct device_cuda *c, const struct driver *v, CUdeviceptr p,
+                        size_t bytes)
+{
+    CUmemAccessDesc access[MAX_GPUS];
+    size_t n = 0;
+    int n_gpus = 0;
+    if (cudaGetDeviceCount(&n_gpus) != cudaSuccess)
+        return false;
+    for (int i = 0; i < n_gpus && n < MAX_GPUS; i++) {
+        int can = i == c->ordinal;
+        if (can == 0 && cudaDeviceCanAccessPeer(&can, i, c->ordinal) != cudaSuccess)
+            return false;
+        if (can != 0)
+            access[n++] =
+                (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    }
+    return v->access(p, bytes, access, n) == CUDA_SUCCESS;
+}
+
 int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e)
 {
     struct device_cuda *c = cuda_of(d);
     struct driver v;
     CUmemGenericAllocationHandle handle;
     CUdeviceptr p = 0;
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
-                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     int r = driver_open(&v, e);
     if (r != 0)
         return r;
     if (cudaSetDevice(c->ordinal) != cudaSuccess)
         return err_set(e, RS_EDEVICE, "CUDA device %u can't be chosen", d->local);
-    access.location.id = c->ordinal;
     if (v.import(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
         CUDA_SUCCESS)
         return err_set(e, RS_EINVAL,
@@ -203,7 +223,7 @@ int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, s
     }
     bool reserved = v.reserve(&p, bytes, 0, 0, 0) == CUDA_SUCCESS;
     bool mapped = reserved && v.map(p, bytes, 0, handle, 0) == CUDA_SUCCESS;
-    bool done = mapped && v.access(p, bytes, &access, 1) == CUDA_SUCCESS;
+    bool done = mapped && give_rights(c, &v, p, bytes);
     (void)v.release(handle); /* the mapping holds the memory */
     if (done) {
         (void)close(fd);

@@ -465,7 +465,43 @@ START_TEST(a_vmm_allocation_is_mapped_by_its_descriptor_and_anything_else_is_ref
 }
 END_TEST
 
+/* Fan-out writes into memory that another GPU's worker has: rights of VMM memory are per GPU. */
+START_TEST(a_vmm_allocation_is_reached_by_kernels_of_every_gpu_that_reaches_its_own)
+{
+    enum { N = 2 << 20, FEW = 4096 }; /* few: a kernel's work, not the copy engine's */
+    struct device_cuda_options options = {.seed = 3};
+    struct device *d = open_gpu(), *other = NULL;
+    struct err e = {0};
+    uint64_t seed = 25;
+    uint32_t n = 0;
+    void *p;
+    int fd = -1;
+    ck_assert_int_eq(device_cuda_count(&n, &e), 0);
+    if (n < 2) {
+        device_close(d);
+        return;
+    }
+    ck_assert_msg(device_cuda_open(1, &options, &other, &e) == 0, "%s", e.text);
+    struct device_stream *s = stream_of(d), *of_other = stream_of(other);
+    uint8_t *a = segment(d, FEW), *b = segment(d, FEW);
+    fill(&seed, a, FEW);
+    ck_assert(make_vmm(N, &fd));
+    ck_assert_msg(device_cuda_import_vmm(d, fd, N, &p, &e) == 0, "%s", e.text);
+    if (device_cuda_reaches(other, d)) {
+        move(of_other, p, a, FEW);
+        move(s, b, p, FEW);
+        ck_assert_mem_eq(a, b, FEW);
+    }
+    ck_assert_int_eq(device_cuda_close_vmm(d, p, N, &e), 0);
+    device_stream_free(s);
+    device_stream_free(of_other);
+    device_close(other);
+    device_close(d);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
+    X(a_vmm_allocation_is_reached_by_kernels_of_every_gpu_that_reaches_its_own)                    \
     X(launched_copies_casts_and_fingerprints_are_the_scalar_twins)                                 \
     X(packing_and_unpacking_on_the_gpu_keeps_every_byte)                                           \
     X(launched_casts_with_scales_are_the_scalar_twins)                                             \

@@ -75,6 +75,7 @@ struct allocation {
     enum kind kind;
     int device, fd;
     uint64_t number;
+    unsigned rights; /* VMM: bits of the devices that may touch it; 0: by peer access */
     bool pool;
 };
 
@@ -106,6 +107,8 @@ static int add_locked(struct allocation what)
 
 static bool reaches(int device, const struct allocation *a)
 {
+    if (a->rights != 0)
+        return (a->rights >> device & 1) != 0;
     return a->kind == PINNED || a->kind == REGISTERED || a->device == device ||
            atomic_load(&peers[device][a->device]);
 }
@@ -176,15 +179,17 @@ int standin_map_at(int device, int fd, size_t n_bytes, void *at)
     return map_memory(NO_DEVICE, fd, n_bytes, at, &p);
 }
 
-void standin_give_memory(void *p, int device)
+void standin_give_memory(void *p, int at, int device)
 {
     pthread_mutex_lock(&memory_mutex);
     struct allocation *a = find_locked(p);
-    if (a != NULL) {
+    if (a != NULL && a->device == NO_DEVICE) {
         __atomic_fetch_sub(&standin_count(a->device)->open_handles, 1, __ATOMIC_RELAXED);
-        a->device = device;
+        a->device = at;
         __atomic_fetch_add(&standin_count(a->device)->open_handles, 1, __ATOMIC_RELAXED);
     }
+    if (a != NULL)
+        a->rights |= 1U << device;
     pthread_mutex_unlock(&memory_mutex);
 }
 

@@ -27,6 +27,7 @@ static struct reservation {
     char *base;
     size_t bytes;
     bool mapped;
+    int device; /* that the memory is of */
 } reservations[MAX_RESERVATIONS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -144,7 +145,7 @@ STANDIN_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ret, size_t bytes, size
     r = CUDA_ERROR_OUT_OF_MEMORY;
     for (int i = 0; i < MAX_RESERVATIONS && r != CUDA_SUCCESS; i++)
         if (reservations[i].base == NULL) {
-            reservations[i] = (struct reservation){p, bytes, false};
+            reservations[i] = (struct reservation){.base = p, .bytes = bytes};
             r = CUDA_SUCCESS;
         }
     pthread_mutex_unlock(&mutex);
@@ -174,19 +175,25 @@ STANDIN_EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
     if (r == CUDA_SUCCESS && standin_map_at(h->device, dup(h->fd), bytes, v->base) != 0)
         r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r == CUDA_SUCCESS)
-        v->mapped = true;
+        v->mapped = true, v->device = h->device;
     pthread_mutex_unlock(&mutex);
     return r;
 }
 
-/* Rights are given to the device named; until then, no access: left to the caller's care here. */
+/* Rights are given to the devices named, and to no others; until then, no access: left to the caller's care here. */
 STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access,
                                        size_t n)
 {
-    (void)bytes, (void)n;
+    (void)bytes;
     CUresult r = entered("cuMemSetAccess");
-    if (r == CUDA_SUCCESS && access->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        standin_give_memory((void *)(uintptr_t)p, access->location.id);
+    pthread_mutex_lock(&mutex);
+    struct reservation *v = reservation_of(p);
+    if (r == CUDA_SUCCESS && (v == NULL || !v->mapped))
+        r = CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; r == CUDA_SUCCESS && i < n; i++)
+        if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            standin_give_memory(v->base, v->device, access[i].location.id);
+    pthread_mutex_unlock(&mutex);
     return r;
 }
 

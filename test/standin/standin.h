@@ -100,7 +100,8 @@ STANDIN_EXPORT void *standin_reach(int device, const void *p, size_t n_bytes);
 STANDIN_EXPORT int standin_map_memory(int device, int fd, size_t n_bytes, void **ret);
 /* The same at a given address (what is there is replaced); no device reaches it until it is given one. */
 STANDIN_EXPORT int standin_map_at(int device, int fd, size_t n_bytes, void *at);
-STANDIN_EXPORT void standin_give_memory(void *p, int device);
+/* What is mapped at p is memory of device `at`, and `device` may touch it. */
+STANDIN_EXPORT void standin_give_memory(void *p, int at, int device);
 STANDIN_EXPORT int standin_unmap_memory(void *p);
 /* Of a device, over all processes that share counters. */
 STANDIN_EXPORT void standin_memory(int device, size_t *ret_free, size_t *ret_total);
