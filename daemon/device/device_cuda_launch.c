@@ -158,22 +158,22 @@ static int emit(const struct kernel_task *task, void *arg)
     return 0;
 }
 
-/* A copy that an engine can do: one run, or rows of one pitch per side. */
+/* A copy to one target that an engine can do: one run, or rows of one pitch per side. */
 struct engine_copy {
     char *to;
     const char *from;
     size_t width, rows, to_pitch, from_pitch;
 };
 
-static bool engine_can(const struct kernel_copy *k, struct engine_copy *ret)
+static bool engine_can(const struct kernel_copy *k, uint32_t target, struct engine_copy *ret)
 {
+    const struct kernel_view *view = &k->to[target];
     uint32_t bytes = kernel_dtype_bytes(k->to_dtype);
-    *ret =
-        (struct engine_copy){.to = k->to[0].base, .from = k->from.base, .width = bytes, .rows = 1};
-    if (k->n_targets != 1 || k->fingerprint != NULL || k->from_dtype != k->to_dtype)
+    *ret = (struct engine_copy){.to = view->base, .from = k->from.base, .width = bytes, .rows = 1};
+    if (k->fingerprint != NULL || k->from_dtype != k->to_dtype)
         return false;
     for (unsigned d = k->n_dims; d-- > 0;) {
-        int64_t to = k->to[0].stride_bytes[d], from = k->from.stride_bytes[d];
+        int64_t to = view->stride_bytes[d], from = k->from.stride_bytes[d];
         if (k->size[d] == 0)
             return false;
         if (k->size[d] == 1)
@@ -209,9 +209,13 @@ static bool issue_engine(struct cuda_stream *s, const struct engine_copy *x)
 static void issue_copy(struct cuda_stream *s, const struct kernel_copy *k)
 {
     static uint64_t patched; /* emit_sum puts the real place */
-    struct engine_copy x;
-    if (engine_can(k, &x)) {
-        (void)issue_engine(s, &x);
+    struct engine_copy x[KERNEL_MAX_TARGETS];
+    uint32_t n = 0;
+    while (n < k->n_targets && engine_can(k, n, &x[n]))
+        n++;
+    if (n > 0 && n == k->n_targets) {
+        for (uint32_t i = 0; i < n; i++)
+            (void)issue_engine(s, &x[i]);
         return;
     }
     s->target = k->fingerprint;

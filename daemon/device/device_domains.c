@@ -125,3 +125,44 @@ void device_domains(const char *const *uuids, uint32_t n,
                             : "peer access",
                    why != NULL ? " (" : "", why != NULL ? why : "", why != NULL ? ")" : "");
 }
+
+struct parts {
+    uint32_t n, island[MOST];
+    uint64_t members[MOST];
+};
+
+/* The part that device d can join; n: none. */
+static uint32_t part_for(const struct parts *p, uint32_t d, uint32_t island,
+                         bool (*reaches)(void *arg, uint32_t a, uint32_t b), void *arg)
+{
+    for (uint32_t i = 0; i < p->n; i++) {
+        bool fits = p->island[i] == island;
+        for (uint32_t k = 0; k < d && fits; k++)
+            fits = (p->members[i] >> k & 1) == 0 || (reaches(arg, d, k) && reaches(arg, k, d));
+        if (fits)
+            return i;
+    }
+    return p->n;
+}
+
+bool device_islands_part(uint32_t n, bool (*reaches)(void *arg, uint32_t a, uint32_t b), void *arg,
+                         struct device_domain *domains)
+{
+    struct parts p = {0};
+    bool parted = false;
+    rs_assert(n <= MOST);
+    for (uint32_t d = 0; d < n; d++) {
+        uint32_t part = part_for(&p, d, domains[d].island, reaches, arg);
+        if (part == p.n) {
+            for (uint32_t i = 0; i < p.n; i++)
+                parted = parted || p.island[i] == domains[d].island;
+            p.island[p.n++] = domains[d].island;
+        }
+        p.members[part] |= UINT64_C(1) << d;
+    }
+    for (uint32_t i = 0; i < p.n; i++)
+        for (uint32_t d = 0; d < n; d++)
+            if ((p.members[i] >> d & 1) != 0)
+                domains[d].island = i;
+    return parted;
+}

@@ -19,5 +19,9 @@ struct device_domain {
 void device_domains(const char *const *uuids, uint32_t n,
                     bool (*reaches)(void *arg, uint32_t a, uint32_t b), void *arg,
                     struct device_domain *ret, char ret_how[DEVICE_HOW_BYTES]);
+/* Parts islands in which two devices don't reach each other's memory (links that lead over others need not
+ * do): each device goes to the first part all of whose devices it reaches, both ways. True where it did. */
+bool device_islands_part(uint32_t n, bool (*reaches)(void *arg, uint32_t a, uint32_t b), void *arg,
+                         struct device_domain *domains);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "exec/attempt.h"
+#include "exec/pairs.h"
 #include "exec/scaled.h"
 #include "exec/skips.h"
 
@@ -504,6 +505,8 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
         r = count_work(a, e);
     if (r == 0 && (a->held != NULL || skips_fd >= 0))
         r = read_skips(a, skips_fd, e);
+    if (r == 0)
+        r = pairs_check(a, e);
     if (r == 0)
         r = links_check(a, e);
     if (r == 0)

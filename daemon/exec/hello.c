@@ -220,6 +220,10 @@ static void gpus_fill(struct plane *p, struct ready *ready)
     for (uint32_t i = 0; i < p->n_devices; i++)
         uuids[i] = device_cuda_uuid(p->devices[i].device);
     device_domains(uuids, p->n_devices, reaches, p, domains, ready->head.how);
+    size_t n = strlen(ready->head.how);
+    if (device_islands_part(p->n_devices, reaches, p, domains))
+        (void)snprintf(ready->head.how + n, sizeof ready->head.how - n,
+                       ", parted for want of peer access");
     ready->head.nccl_version = transport_nccl_node_version(p->nccl);
     ready->head.cuda_version = device_cuda_version();
     for (uint32_t i = 0; i < p->n_devices; i++) {

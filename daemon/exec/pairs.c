@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "device/device_cuda.h"
+#include "exec/attempt.h"
 
 #include "base/banned.h"
 
@@ -36,10 +37,55 @@ static bool reach(const struct plane *p, uint32_t a, uint32_t b)
 void pairs_decide(struct plane *p)
 {
     memset(p->copied, 0, sizeof p->copied);
-    for (uint32_t a = 0; a < p->n_devices && kept_by(p) == NULL; a++)
+    memset(p->reached, 0, sizeof p->reached);
+    for (uint32_t a = 0; a < p->n_devices; a++)
         for (uint32_t b = 0; b < p->n_devices; b++)
             if (reach(p, a, b))
-                p->copied[a] |= UINT64_C(1) << b;
+                p->reached[a] |= UINT64_C(1) << b;
+    if (kept_by(p) == NULL)
+        memcpy(p->copied, p->reached, sizeof p->copied);
+}
+
+/* Memory that only those GPUs touch which reach the place's own. */
+static bool on_gpu(const struct attempt *a, const struct place *place)
+{
+    const struct worker *w = place->worker;
+    bool any = w == NULL && a->plane->nccl != NULL;
+    for (size_t i = 0; w != NULL && i < w->n_segments && !any; i++)
+        any = w->segments[i].imported;
+    return any;
+}
+
+/* What the device itself writes of an item. */
+static int check_item(const struct attempt *a, uint32_t device, uint32_t item, struct err *e)
+{
+    const uint32_t *list = &a->program.lists[a->program.items[item].places];
+    for (uint32_t i = 1; i <= list[0]; i++) {
+        const struct place *to = &a->places[list[i]];
+        if ((a->plane->reached[device] >> to->device & 1) == 0 && on_gpu(a, to))
+            return err_set(e, RS_EPRECOND,
+                           "device %u can't write into memory of device %u: there is no peer "
+                           "access between them; put them into two domains ([devices] domains)",
+                           device, to->device);
+    }
+    return 0;
+}
+
+int pairs_check(const struct attempt *a, struct err *e)
+{
+    const struct program *p = &a->program;
+    bool all = true;
+    int r = 0;
+    for (uint32_t d = 0; d < p->n_devices; d++)
+        for (uint32_t k = 0; k < p->n_devices; k++)
+            all = all && (a->plane->reached[d] >> k & 1) != 0;
+    for (uint32_t s = 0; s < p->n_streams && !all && r == 0; s++)
+        for (uint32_t i = 0; i < p->streams[s].n_items && p->streams[s].send == 0 && r == 0; i++)
+            r = check_item(a, p->streams[s].device, p->streams[s].first_item + i, e);
+    for (uint32_t d = 0; d < p->n_devices && !all && r == 0; d++)
+        for (uint32_t i = 0; i < p->devices[d].n_copies && r == 0; i++)
+            r = check_item(a, d, p->devices[d].first_copy + i, e);
+    return r;
 }
 
 void pairs_text(const struct plane *p, char *ret, size_t capacity)

@@ -5,8 +5,11 @@
 
 #include "exec/plane.h"
 
-/* Fills in plane.copied from plane.hello and what the devices reach. */
+/* Fills in plane.reached and plane.copied from the devices and plane.hello. */
 void pairs_decide(struct plane *p);
+/* Whatever a device writes itself into another one's memory (fan-out, copies) it reaches. RS_EPRECOND names
+ * the two. */
+int pairs_check(const struct attempt *a, struct err *e);
 /* Local devices a and b; the same one, too. */
 static inline bool pairs_copied(const struct plane *p, uint32_t a, uint32_t b)
 {

@@ -85,6 +85,7 @@ struct plane_device {
 struct worker_segment {
     uint64_t bytes;
     bool mapped, writable;
+    bool imported; /* memory of a GPU */
 };
 
 struct worker {
@@ -139,8 +140,9 @@ struct plane {
     struct plane_device *devices;
     uint32_t n_devices;
     uint32_t n_ways; /* of each device */
-    uint64_t
-        copied[PLANE_MAX_DEVICES]; /* per device, bits: whom it exchanges messages with by copies */
+    /* Per device, bits of others: whose memory it reaches, and they its; with whom it exchanges messages by
+     * copies (pairs.h). */
+    uint64_t reached[PLANE_MAX_DEVICES], copied[PLANE_MAX_DEVICES];
     struct transport_tcp_node *tcp;   /* NULL: the transport is another one */
     struct transport_nccl_node *nccl; /* NULL: as above; both: the in-memory one */
     struct segment_table *segments;

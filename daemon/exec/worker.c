@@ -132,7 +132,8 @@ static int map_segment(struct plane *p, struct wire_packet *packet, const struct
         return r;
     if (packet->n_fds > 0)
         packet->fds[0] = -1; /* taken */
-    w->segments[m->segment] = (struct worker_segment){m->bytes, true, m->writable != 0};
+    w->segments[m->segment] =
+        (struct worker_segment){m->bytes, true, m->writable != 0, m->kind != WIRE_SEGMENT_MEMFD};
     if (m->segment >= n)
         w->n_segments = m->segment + 1U;
     return 0;

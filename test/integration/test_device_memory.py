@@ -2,6 +2,7 @@
 """GPU memory of workers through the real daemon, on the stand-in for GPUs (make check-standin). What needs no CUDA runs
 everywhere."""
 import unittest
+import unittest.mock
 
 from gpu_memory import *
 from standin_counters import *
@@ -79,6 +80,26 @@ class Refits(unittest.TestCase):
         with Daemon() as d:
             f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=VMM)
             self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
+
+    def test_device_copies_in_the_place_of_messages(self):
+        for kind in (IPC, VMM):
+            with self.subTest(kind), Daemon(**COPIES) as d:
+                f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=kind)
+                self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
+
+    def test_a_domain_whose_gpus_do_not_reach_each_other_is_refused_and_no_gpu_is_the_worse_for_it(self):
+        d = Daemon()
+        self.addCleanup(d.close)
+        with unittest.mock.patch.dict(os.environ, STANDIN_PEER="0"):
+            d.start()
+        pid = d.data_plane_pid()
+        f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5])
+        f.publish(1)
+        f.submit(1)
+        s = f.final(1)
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        self.assertRegex(s.reason, r"device [0-5] can't write into memory of device [0-5]: there is no peer access.*domains")
+        self.assertEqual(d.data_plane_pid(), pid)
 
     def test_case_b23_the_daemon_adds_its_ring_and_no_second_copy(self):
         rows, ring = 1 << 14, 4 * (64 << 10)  # 4 MiB of weights; slots of 64 KiB

@@ -93,7 +93,40 @@ START_TEST(an_nvml_that_fails_is_said_and_peer_access_stands_in)
 }
 END_TEST
 
+static bool all(void *arg, uint32_t a, uint32_t b)
+{
+    (void)arg, (void)a, (void)b;
+    return true;
+}
+
+/* A chain of links: each reaches its neighbours. */
+static bool neighbours(void *arg, uint32_t a, uint32_t b)
+{
+    (void)arg;
+    return a + 1 == b || b + 1 == a;
+}
+
+START_TEST(an_island_is_parted_where_devices_do_not_reach_each_other)
+{
+    static const uint32_t together[N] = {0, 0, 0, 0, 1, 1};
+    struct device_domain d[N];
+    char how[DEVICE_HOW_BYTES];
+    devices();
+    setenv("STANDIN_NVLINK", "4", 1);
+    device_domains(uuids, N, pairs, NULL, d, how);
+    expect(d, together);
+    ck_assert(!device_islands_part(N, all, NULL, d));
+    expect(d, together);
+    ck_assert(device_islands_part(N, neighbours, NULL, d));
+    expect(d, (uint32_t[]){0, 0, 1, 1, 2, 2});
+    device_domains(uuids, N, pairs, NULL, d, how);
+    ck_assert(device_islands_part(N, one_way, NULL, d));
+    expect(d, (uint32_t[]){0, 1, 2, 3, 4, 5});
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
+    X(an_island_is_parted_where_devices_do_not_reach_each_other)                                   \
     X(what_nvlink_connects_is_one_island)                                                          \
     X(without_nvlink_peer_access_both_ways_connects)                                               \
     X(a_fabric_is_named_by_cluster_and_clique)                                                     \

@@ -115,6 +115,20 @@ START_TEST(fan_out_inside_a_domain_of_the_node_takes_nothing_of_nccl)
 }
 END_TEST
 
+/* Three further takers of each half: one copy of the engine for each long run and taker. */
+START_TEST(fan_out_of_long_runs_is_the_copy_engines)
+{
+    struct rig r;
+    cuda_rig(&r, 4, "1");
+    side(&r, 0, 0, 2, true);
+    side(&r, 1, 0, 4, false);
+    struct standin_device_counters c = refit(&r, WIRE_VERIFY_OFF);
+    ck_assert_uint_eq(c.groups_begun, 0);
+    ck_assert_uint_eq(c.copied_bytes, 4 * 1024 * 2048 * 2);
+    ck_assert_uint_eq(c.launches, 2); /* the small halves, each read once for all takers */
+}
+END_TEST
+
 /* Each device is a domain: what is a message to the plan is copies here, each byte once into each domain. */
 START_TEST(messages_between_domains_of_the_node_are_copies_where_devices_reach_each_other)
 {
@@ -202,6 +216,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(a_worker_on_its_sources_device_is_served_by_device_copies)                                   \
+    X(fan_out_of_long_runs_is_the_copy_engines)                                                    \
     X(fan_out_inside_a_domain_of_the_node_takes_nothing_of_nccl)                                   \
     X(messages_between_domains_of_the_node_are_copies_where_devices_reach_each_other)              \
     X(without_peer_access_messages_go_by_nccl_and_that_is_said)                                    \
