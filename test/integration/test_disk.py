@@ -122,6 +122,24 @@ class FullDisks(unittest.TestCase):
             refit(f, 50)
             self.assertEqual(committed(d), 50)
 
+    def test_a_drain_that_a_full_disk_has_no_room_for_is_none(self):
+        with small_disk() as disk, Daemon(daemon__state_dir=disk / "state") as d:
+            f = fleet(d)
+            refit(f, 1)
+            node = d.status().node
+            fill(disk)
+            with self.assertRaises(grpc.RpcError) as caught:
+                for _ in range(1000):  # until the log's spare pages are used up
+                    f.trainer.admin.Drain(pb.DrainRequest(node=node, undrain=True), timeout=WAIT_S)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, caught.exception.details())
+            with refused(self, grpc.StatusCode.RESOURCE_EXHAUSTED, "full"):
+                f.trainer.admin.Drain(pb.DrainRequest(node=node), timeout=WAIT_S)
+            self.assertEqual([n.draining for n in d.status().nodes], [False])
+            (disk / "ballast").unlink()
+            refit(f, 2)
+            f.trainer.admin.Drain(pb.DrainRequest(node=node), timeout=WAIT_S)
+            self.assertEqual([n.draining for n in d.status().nodes], [True])
+
     def test_a_read_only_disk_is_named_at_the_start_and_no_version_is_lost(self):
         with small_disk(8 << 20) as disk, Daemon(daemon__state_dir=disk / "state") as d:
             f = fleet(d)
