@@ -51,6 +51,8 @@ struct kernel_fingerprint {
 
 void kernel_copy_host(const struct kernel_copy *c);
 void kernel_fingerprint_host(const struct kernel_fingerprint *f);
+/* Which instructions they use here: "avx512", "avx2" or "portable". */
+const char *kernel_host_name(void);
 /* The straightforward scalar twins: what the fast ones are tested against. */
 void kernel_copy_reference(const struct kernel_copy *c);
 void kernel_fingerprint_reference(const struct kernel_fingerprint *f);

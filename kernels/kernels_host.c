@@ -584,6 +584,14 @@ enum kernel_isa kernel_isa_best(void)
     return kernel_runs(KERNEL_ISA_AVX2) != NULL ? KERNEL_ISA_AVX2 : KERNEL_ISA_PORTABLE;
 }
 
+const char *kernel_host_name(void)
+{
+    static const char *const names[] = {[KERNEL_ISA_PORTABLE] = "portable",
+                                        [KERNEL_ISA_AVX2] = "avx2",
+                                        [KERNEL_ISA_AVX512] = "avx512"};
+    return names[kernel_isa_best()];
+}
+
 void kernel_copy_host(const struct kernel_copy *c)
 {
     kernel_copy_with(c, kernel_runs(kernel_isa_best()));

@@ -88,7 +88,7 @@ static bool in_flight(const struct attempt *a)
     for (uint32_t d = 0; d < a->program.n_devices; d++)
         if (lane_in_flight(&a->lanes[d]))
             return true;
-    return a->connecting || !transport_quiesced(a->model->transport);
+    return a->connecting || a->n_sampling > 0 || !transport_quiesced(a->model->transport);
 }
 
 /* One range for each, on the first of the devices. */
@@ -262,14 +262,22 @@ static bool all_idle(const struct attempt *a)
     return true;
 }
 
+/* The prepare pass, then a sample of what it found. */
 static void finish_prepare(struct attempt *a)
 {
     struct err e = {0};
-    int r = verify_published(a, &e);
+    int r = 0;
+    if (a->samplers == NULL) {
+        r = verify_published(a, &e);
+        if (r == 0)
+            r = samples_begin(a, &e);
+    }
     if (r < 0) {
         attempt_fail(a, r, &e, UINT32_MAX, UINT32_MAX);
         return;
     }
+    if (a->n_sampling > 0)
+        return;
     move(a, ATTEMPT_PREPARED);
     plane_answer(a->plane, &a->request, WIRE_PREPARED, 0, NULL, 0, -1);
     crash_point(CRASH_EXEC_PREPARED);

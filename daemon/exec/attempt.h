@@ -99,6 +99,9 @@ struct attempt {
     struct transport_counters *counted; /* at START, per device */
     uint64_t told_ns;                   /* last PROGRESS */
     bool marks_changed, bytes_changed;
+
+    struct sampler **samplers; /* per place; NULL: not begun */
+    uint32_t n_sampling;       /* that are on their way */
 };
 
 /* WRONG: read back, and differs from its source. */
@@ -138,6 +141,11 @@ int links_check(const struct attempt *a, struct err *e);
 int links_open(struct attempt *a, struct err *e);
 /* After transport_begin: begins to connect; the attempt is prepared no sooner than that is done. */
 int links_connect(struct attempt *a, uint64_t deadline_ns, struct err *e);
+
+/* --- sample.c --- */
+/* Once the prepare pass has ended well; attempt_settle follows while n_sampling is not 0. RS_ENOMEM, a device's error. */
+int samples_begin(struct attempt *a, struct err *e);
+void samples_close(struct attempt *a); /* none is on its way */
 
 /* --- copies.c --- */
 /* One per way, each with a share of about the same bytes. */

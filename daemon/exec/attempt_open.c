@@ -529,6 +529,7 @@ void attempt_close(struct attempt *a)
         lane_close(&a->lanes[d]);
     for (uint32_t i = 0; i < a->n_pumps && a->checkers != NULL; i++)
         mem_free(a->checkers[i].queue);
+    samples_close(a);
     for (uint32_t i = 0; i < a->program.n_places && a->places != NULL; i++)
         if (a->places[i].worker != NULL)
             worker_release(a->plane, (struct worker *)(uintptr_t)a->places[i].worker);

@@ -52,6 +52,7 @@ static void device_shut(struct plane *p, uint32_t device)
         work_free(d->device, &d->ways[w].check_work);
         if (d->ways[w].bounce != NULL)
             device_free(d->device, d->ways[w].bounce, BOUNCE_BYTES);
+        sample_memory_free(&d->ways[w]);
     }
     work_free(d->device, &d->pack_work);
     if (d->scratch_bytes > 0)

@@ -4,8 +4,6 @@
 
 #include "base/banned.h"
 
-typedef int view_fn(const struct box *part, const struct kernel_view *view, void *arg);
-
 /* --- places ----------------------------------------------------------------------------------- */
 
 static void row_major(struct kernel_view *v, unsigned n_dims, const uint64_t *shape, uint32_t bytes)
@@ -52,8 +50,8 @@ static const struct binding *place_binding(const struct place *p)
     return p->worker->bindings[p->memory];
 }
 
-static int place_views(const struct place *p, uint32_t tensor, const struct box *box,
-                       uint32_t element_bytes, view_fn *fn, void *arg)
+int place_views(const struct place *p, uint32_t tensor, const struct box *box,
+                uint32_t element_bytes, view_fn *fn, void *arg)
 {
     if (p->worker == NULL)
         return scratch_view(p, tensor, box, element_bytes, fn, arg);

@@ -20,6 +20,12 @@ struct place {
     uint32_t device; /* local */
 };
 
+/* Calls fn for each part of the box that lies in one view. A return that is not 0 ends it and is returned. RS_ENOTFOUND: not all of
+ * it is bound. */
+typedef int view_fn(const struct box *part, const struct kernel_view *view, void *arg);
+int place_views(const struct place *p, uint32_t tensor, const struct box *box,
+                uint32_t element_bytes, view_fn *fn, void *arg);
+
 /* One end of a copy: a place, or a box laid out row-major at `compact`: `box`, or where that is NULL
  * the move's own. */
 struct move_end {

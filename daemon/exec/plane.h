@@ -17,6 +17,7 @@
  *   pairs.c       which devices of the node exchange messages by copies
  *   skips.c       what needs not be sent, told from node to node
  *   copies.c      an attempt's local copies, verify.c: its fingerprints
+ *   sample.c      some of its fingerprints by the scalar kernels
  *   lane.c        an attempt's messages on one device */
 #ifndef RS_EXEC_PLANE_H
 #define RS_EXEC_PLANE_H
@@ -66,6 +67,7 @@ struct plane_way {
     struct device_stream *copy, *check;
     struct plane_work copy_work, check_work;
     uint8_t *bounce; /* of the check stream, BOUNCE_BYTES; NULL until it is needed */
+    uint8_t *sample; /* of the check stream (sample.c); the CPU reaches it, too; as above */
 };
 
 /* A local device: its streams live as long as the process, its ring and scratch grow on demand and
@@ -190,6 +192,9 @@ void worker_bind(struct plane *p, struct wire_packet *packet);
 void worker_unbind(struct plane *p, struct wire_packet *packet);
 void worker_release(struct plane *p, struct worker *w); /* one use less */
 void workers_free(struct plane *p);
+
+/* --- sample.c --- */
+void sample_memory_free(struct plane_way *way);
 
 /* --- errand.c --- */
 void errand_start(struct plane *p, struct wire_packet *packet);

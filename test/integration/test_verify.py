@@ -198,6 +198,33 @@ class OnTheWay(Case):
                         wide = values(name, w.layout.tensors[name]["shape"], box, 4, 1)
                         self.assertEqual(w.memory[at:at + len(wide) // 2], nearest_bfloat16(wide))
 
+    def test_a_cast_that_is_wrong_in_the_same_way_each_time_is_found_by_the_scalar_kernel(self):
+        # What is compared with it has been made by it: fingerprints agree everywhere.
+        def layout(name, ranks, dtype, cast, side):
+            return Layout(name, ranks, [mesh("tp", [ranks])],
+                          [tensor("small", [8, 16], dtype, "tp", [side], cast=cast),
+                           tensor("large", [256, 256], dtype, "tp", [side], cast=cast)])
+
+        for verify, only in ((pb.VERIFY_FULL, None), (pb.VERIFY_FULL, "small"), (pb.VERIFY_FULL, "large"),
+                             (pb.VERIFY_SAMPLED, None)):
+            with self.subTest(verify=verify, only=only):
+                d = self.daemon("wrong-cast:1:1000000")
+                train, rollout = layout("train", 2, "float32", False, 0), layout("rollout", 2, "bfloat16", True, 1)
+                for x in (train, rollout):
+                    x.tensors = {n: t for n, t in x.tensors.items() if only in (None, n)}
+                f = Fleet(d, train, rollout, [0, 1], [4, 5], automatic=True)
+                for w in f.sources:
+                    w.write(1)
+                    w.publish(1)
+                f.submit(1, verify=verify)
+                s = self.aborted(f, 1, "kernel of device", "float32 to bfloat16", "the scalar one")
+                name, _, layout_name, _ = blamed(s.reason)
+                self.assertIn(name, train.tensors)
+                self.assertEqual(layout_name, "train")
+                self.assertRegex(s.reason, "the (avx512|avx2|portable) kernel")
+                self.not_committed(d, f, 1)
+                self.assertEqual({b for w in f.destinations for b in set(w.memory[:])}, {POISON})  # before any byte moved
+
     def test_an_apply_that_does_not_copy_is_told_and_repaired(self):
         # Rows of 4 KiB and more go straight from worker memory into worker memory: the first copy is Apply's.
         d = self.daemon("lost-copy:1", refit__least_piece_bytes=1 << 20)
