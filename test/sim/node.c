@@ -418,13 +418,26 @@ void node_severed(struct world *w, uint32_t node, enum member_event_type why)
         node_seeks_soon(w, node);
 }
 
+/* An Apply of an earlier session is still copying there. */
+static bool applies(const struct world *w, uint32_t node)
+{
+    const struct node *n = &w->nodes[node];
+    for (uint32_t i = 0; i < w->n_messages; i++) {
+        const struct message *m = &w->messages[i];
+        if (m->type == NODE_WORKS && m->who == node && m->step == WORK_APPLIED &&
+            m->life == n->life && m->session == n->data_life)
+            return true;
+    }
+    return false;
+}
+
 static void seeks(struct world *w, const struct message *m)
 {
     struct node *n = &w->nodes[m->who];
     if (!n->alive || m->life != n->life || n->session != 0)
         return;
     node_seeks_soon(w, m->who);
-    if (!member_quiet(&n->member) || w->refit == NULL)
+    if (!member_quiet(&n->member) || applies(w, m->who) || w->refit == NULL)
         return;
     uint64_t at = link_at(w, m->who, &n->last_out_ns);
     struct message *j = world_send(w, JOIN, at);
