@@ -96,6 +96,19 @@ int standin_operation(const char *name, int default_code, const atomic_bool *sto
     return find("STANDIN_ASYNC", name, n, default_code);
 }
 
+bool standin_damage(const char *name)
+{
+    static _Atomic uint64_t passages;
+    const char *text = getenv("RESHARD_DAMAGE");
+    char word[NAME_BYTES] = "";
+    unsigned long long first = 1, span = 1;
+    if (text == NULL || sscanf(text, "%47[^:]:%llu:%llu", word, &first, &span) < 1 ||
+        strcmp(word, name) != 0)
+        return false;
+    uint64_t passage = atomic_fetch_add(&passages, 1) + 1;
+    return passage >= first && passage - first < span;
+}
+
 static struct standin_counters own;
 static struct standin_counters *counters = &own;
 static pthread_once_t counters_once = PTHREAD_ONCE_INIT;

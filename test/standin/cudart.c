@@ -128,6 +128,16 @@ void *standin_reach(int device, const void *p, size_t n_bytes)
 }
 
 /* For the copy engine, which stages: any device's memory, and what is no device's at all. */
+/* Memory of weights: a device's, or registered; the runtime's own pinned memory has results of sums. */
+static bool has_weights(const void *p)
+{
+    pthread_mutex_lock(&memory_mutex);
+    struct allocation *a = find_locked(p);
+    bool yes = a != NULL && a->kind != PINNED;
+    pthread_mutex_unlock(&memory_mutex);
+    return yes;
+}
+
 static void *touchable(const void *p, size_t n_bytes)
 {
     void *at = (void *)(uintptr_t)p;
@@ -896,7 +906,8 @@ static int run_copy(void *arg)
     const char *from = touchable(c->from, c->from_pitch * (c->rows - 1) + c->width);
     if (to == NULL || from == NULL)
         return cudaErrorIllegalAddress;
-    for (size_t i = 0; i < c->rows; i++)
+    bool lost = has_weights(c->to) && has_weights(c->from) && standin_damage("lost-copy");
+    for (size_t i = 0; i < c->rows && !lost; i++)
         memcpy(to + i * c->to_pitch, from + i * c->from_pitch, c->width);
     __atomic_fetch_add(&standin_count(c->device)->copies, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&standin_count(c->device)->copied_bytes, c->width * c->rows,
@@ -1005,14 +1016,20 @@ static char *moved(int device, char *p, struct extent x)
     return at == NULL ? NULL : at - x.low;
 }
 
-static char *moved_view(int device, char *base, const struct kernel_task *t, int64_t step,
-                        const int64_t *stride, uint32_t bytes)
+static struct extent extent_of(const struct kernel_task *t, int64_t step, const int64_t *stride,
+                               uint32_t bytes)
 {
     struct extent x = {0, bytes};
     widen(&x, step, t->units.by);
     for (unsigned d = 0; d < t->n_outer; d++)
         widen(&x, stride[d], t->outer[d].by);
-    return moved(device, base, x);
+    return x;
+}
+
+static char *moved_view(int device, char *base, const struct kernel_task *t, int64_t step,
+                        const int64_t *stride, uint32_t bytes)
+{
+    return moved(device, base, extent_of(t, step, stride, bytes));
 }
 
 static bool move_task(int device, struct kernel_task *t)
@@ -1047,13 +1064,48 @@ struct launch {
     };
 };
 
+/* A cast that rounds wrong: its first element has another sign, as written and as summed. Runs on a copy of what it reads,
+ * since others read that too; the caller frees it. NULL: no memory. */
+static char *cast_wrong(struct kernel_task *t)
+{
+    uint32_t bytes = kernel_dtype_size(t->from_dtype);
+    struct extent x =
+        extent_of(t, t->from_step, t->from_stride,
+                  t->unit == KERNEL_UNIT_ELEMENT ? bytes : kernel_unit_reads(t->unit));
+    char *copy = malloc((size_t)(x.high - x.low));
+    if (copy == NULL)
+        return NULL;
+    memcpy(copy, t->from + x.low, (size_t)(x.high - x.low));
+    t->from = copy - x.low;
+    t->from[bytes - 1] ^= (char)0x80;
+    return copy;
+}
+
+/* Where tests have it so, a task of the batch goes wrong; what is to be freed after it has run. */
+static char *harm(struct kernel_batch *b)
+{
+    char *copy = NULL;
+    for (uint32_t i = 0; i < b->n_tasks; i++) {
+        struct kernel_task *t = &b->tasks[i];
+        if (t->n_targets == 0)
+            continue;
+        if (t->from_dtype != t->to_dtype && standin_damage("wrong-cast") && copy == NULL)
+            copy = cast_wrong(t);
+        if (standin_damage("lost-copy"))
+            t->n_targets = 0;
+    }
+    return copy;
+}
+
 static int run_batch(void *arg)
 {
     struct launch *l = arg;
     for (uint32_t i = 0; i < l->batch.n_tasks; i++)
         if (!move_task(l->device, &l->batch.tasks[i]))
             return cudaErrorIllegalAddress;
+    char *copy = harm(&l->batch);
     kernel_batch_run_host(&l->batch, l->n_blocks);
+    free(copy);
     __atomic_fetch_add(&standin_count(l->device)->launches, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&standin_count(l->device)->tasks, l->batch.n_tasks, __ATOMIC_RELAXED);
     return 0;

@@ -74,7 +74,7 @@ struct message {
     char *data;
     uint64_t bytes, at, begin; /* begin: where it starts in the ring's count */
     int peer;
-    bool send, started;
+    bool send, started, lost;
 };
 
 struct group {
@@ -85,6 +85,36 @@ struct group {
 };
 
 /* --- ids and init ------------------------------------------------------------------------------ */
+
+enum { MAX_IDS = 64 };
+
+/* Files of ids that this process has made: closed once all ranks have mapped them, when the next one is made. */
+static int id_files[MAX_IDS];
+static int n_id_files;
+static pthread_mutex_t id_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static bool all_joined(int fd)
+{
+    uint32_t head[2]; /* n_ranks, n_joined */
+    _Static_assert(offsetof(struct shared, n_joined) == sizeof head[0], "they come first");
+    return pread(fd, head, sizeof head, 0) == sizeof head && head[0] > 0 && head[1] >= head[0];
+}
+
+/* Where there is no room, the file stays open. */
+static void keep_id_file(int fd)
+{
+    pthread_mutex_lock(&id_mutex);
+    int n = 0;
+    for (int i = 0; i < n_id_files; i++)
+        if (!all_joined(id_files[i]))
+            id_files[n++] = id_files[i];
+        else
+            (void)close(id_files[i]);
+    if (n < MAX_IDS)
+        id_files[n++] = fd;
+    n_id_files = n;
+    pthread_mutex_unlock(&id_mutex);
+}
 
 STANDIN_EXPORT ncclResult_t ncclGetVersion(int *ret)
 {
@@ -105,6 +135,7 @@ STANDIN_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *ret)
     memset(ret, 0, sizeof *ret);
     (void)snprintf(ret->internal, sizeof ret->internal, "/proc/%d/fd/%d", getpid(), fd);
     memcpy(ret->internal + sizeof ret->internal - sizeof r, &r, sizeof r);
+    keep_id_file(fd);
     return ncclSuccess;
 }
 
@@ -462,6 +493,20 @@ static bool step_send(struct ring *r, struct message *m)
     return true;
 }
 
+/* Of what has just been received, where tests have it so. */
+static void harm(struct message *m)
+{
+    uint64_t half = m->bytes / 2;
+    if (standin_damage("wrong-address"))
+        for (uint64_t i = 0; i < half; i++) {
+            char c = m->data[i];
+            m->data[i] = m->data[half + i];
+            m->data[half + i] = c;
+        }
+    if (standin_damage("flipped-bit"))
+        m->data[half] ^= 0x10;
+}
+
 static bool step_receive(struct ring *r, struct message *m)
 {
     uint64_t taken = atomic_load(&r->taken), there = atomic_load(&r->written) - taken;
@@ -473,14 +518,18 @@ static bool step_receive(struct ring *r, struct message *m)
         if (bytes != m->bytes)
             return false; /* sides that disagree wait for ever, as they may with the real one */
         m->started = true;
+        m->lost = standin_damage("lost-chunk");
         atomic_store(&r->taken, taken + sizeof bytes);
         return true;
     }
     uint64_t n = m->bytes - m->at < there ? m->bytes - m->at : there;
     if (n == 0)
         return false;
-    ring_read(r, taken, m->data + m->at, n);
+    if (!m->lost)
+        ring_read(r, taken, m->data + m->at, n);
     m->at += n;
+    if (m->at == m->bytes)
+        harm(m);
     atomic_store(&r->taken, taken + n);
     return true;
 }

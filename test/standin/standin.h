@@ -28,6 +28,8 @@
  *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
  *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group, init, shrink) fails when it runs, sticky
  *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)
+ *   RESHARD_DAMAGE=name[:n[:m]]     silent harm from the n-th passage on, m times (1): flipped-bit, lost-chunk and
+ *                            wrong-address of a message received, lost-copy and wrong-cast of a box
  *   STANDIN_COUNTERS=FILE    counters are kept in this file, a struct standin_counters, shared by all
  *                            processes that name it
  *   STANDIN_CALLS=FILE       calls and operations are counted in this file, a struct standin_calls, of one process */
@@ -79,6 +81,10 @@ STANDIN_EXPORT struct standin_device_counters *standin_count(int device);
 STANDIN_EXPORT int standin_call(const char *name, int default_code);
 /* The same for operations as they run: STANDIN_ASYNC. A hang ends when *stop gets true (NULL: never). */
 STANDIN_EXPORT int standin_operation(const char *name, int default_code, const atomic_bool *stop);
+
+/* Whether to do harm here, now: RESHARD_DAMAGE of daemon/base/crash.h, with the names and counts that
+ * the host device and its transports have. */
+STANDIN_EXPORT bool standin_damage(const char *name);
 
 /* A number of the environment. */
 STANDIN_EXPORT uint64_t standin_number(const char *name, uint64_t otherwise);
