@@ -211,19 +211,31 @@ $(STANDIN)/standin_%:
 	@mkdir -p $(@D)
 	@printf '#!/bin/sh\necho "no nvcc: not run on the stand-in"; echo "0 passed, 0 failed, 1 skipped"\n' >$@ && chmod +x $@
 endif
-# The daemon itself on it: the integration tests that apply, with another seed each time (STANDIN_SEED=7 for a certain one).
+# The daemon itself on it: all integration tests that apply (test/integration/backends.py says which) and crash tests, with
+# another seed of the delays each time (STANDIN_SEED=7 for a certain one), workers' memory of each kind (SEGMENTS=ipc for one).
 .PHONY: check-standin
-STANDIN_INTEGRATION := $(addprefix test/integration/test_,refit.py casts.py crash.py faults.py device_memory.py device_settings.py nodes_nccl.py)
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
+check-standin: export RESHARD_BACKEND := standin
+check-standin: export RESHARD_SEGMENTS := $(or $(SEGMENTS),mixed)
+STANDIN_RUN = scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin$(1) --label "$(LABEL)stand-in $(2)"
 ifeq ($(CUDA),1)
-check-standin: $(BUILD)/reshardd $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS) $(BUILD)/bench/bench_plan_paper
-	@seed=$${STANDIN_SEED:-$$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}; echo "stand-in: STANDIN_SEED=$$seed"; \
-	    LD_LIBRARY_PATH=$(abspath $(STANDIN)) RESHARD_BACKEND=cuda STANDIN_DEVICES=8 STANDIN_DELAY_US=50 STANDIN_SEED=$$seed \
-	    scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin --label "$(LABEL)stand-in " $(foreach t,$(STANDIN_INTEGRATION),-- $(t)) -- test/integration/test_nodes.py Layouts Clients
+check-standin: $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS) \
+    $(BUILD)/bench/bench_plan_paper $(STANDIN)/libreshard
+	@export STANDIN_SEED=$${STANDIN_SEED:-$$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}; \
+	files=$$(test/integration/backends.py list) || exit 1; failed=0; \
+	echo "stand-in: STANDIN_SEED=$$STANDIN_SEED, segments $$RESHARD_SEGMENTS"; \
+	$(call STANDIN_RUN) -- $(STANDIN)/libreshard $$(printf ' -- %s' $$files) || failed=1; \
+	$(call STANDIN_RUN) -- scripts/faults --short --json $(BUILD)/faults-standin.json || failed=1; \
+	$(call STANDIN_RUN,/nodes,3 nodes ) -- scripts/faults --nodes 3 --short --only 'data plane,stop node,point exec,point apply' --json $(BUILD)/faults-standin-nodes.json || failed=1; \
+	exit $$failed
+$(STANDIN)/libreshard: $(BUILD)/test/integration/test_libreshard
+	$(Q)printf '#!/bin/sh\nexec %s run %s\n' $(abspath test/integration/backends.py) $(abspath $<) >$@ && chmod +x $@
 else
 check-standin:
-	@echo "no nvcc: the daemon is not run on the stand-in"; echo "0 0 1" >>$(TALLY)
+	@n=$$(test/integration/backends.py count) || exit 1; \
+	echo "skipped: no nvcc: $$n files of integration tests, the library's and the crash tests are not run on the stand-in"; \
+	echo "0 0 $$((n + 3))" >>$(TALLY)
 endif
 # The compiler's report on the kernels: a spill is a failure.
 .PHONY: check-kernels

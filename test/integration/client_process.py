@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """One worker as a process of its own, for tests that kill it: argv is what it does; it says on stdout what has happened.
 
-usage: client_process.py SOCKET source|destination RANK DEVICE [publish VERSION | automatic | silent]
+usage: client_process.py SOCKET source|destination RANK DEVICE [publish VERSION | automatic | silent] [memfd]
 """
 import sys
 
@@ -18,7 +18,7 @@ class There:
 
 
 def run(path, side, rank, device, *what):
-    client = Client(There(path))
+    client = Client(There(path), host_memory="memfd" in what)
     source = side == "source"
     w = Worker(client, "m", pb.SIDE_SOURCE if source else pb.SIDE_DESTINATION,
                slow_source() if source else slow_destination(), int(rank), int(device),

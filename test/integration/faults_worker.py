@@ -18,6 +18,7 @@ import sys
 from rig import *
 
 PAUSE_S = 0.02
+UNAVAILABLE = -13  # the daemon knows its GPUs only once its data plane has started
 
 
 def source_layout():
@@ -90,7 +91,7 @@ class Process:
                             receive[self.kind], attach=False)
             self.w.id = 0
             return
-        self.w.segment = client.ask([self.w.fd], type=SEGMENT, bytes=len(self.w.memory))
+        self.w.segment = client.register(self.w.memory)
         client.put_layout(self.w.layout)
         self.w.id = 0
         self.w.client = client  # only now is it one to go on with
@@ -111,6 +112,10 @@ class Process:
         except grpc.RpcError as e:
             if self.w is not None and e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
                 self.w.id = 0
+            return False
+        except MemoryError_ as e:
+            if e.args[0] != UNAVAILABLE:
+                raise
             return False
         except (OSError, AssertionError, StopIteration):
             return False

@@ -86,13 +86,11 @@ class Nodes:
         self.names, self.coordinator = self.net.nodes, coordinator
         addresses = "\n  ".join(f"{name}={self.net.address(name)}:{PORT}" for name in self.names)
         self.settings = {"daemon": {"socket": self.dir / "%n.sock", "state_dir": self.dir / "state-%n", "log_level": "debug"},
-                         "devices": {"devices": 4, "transport": "tcp", "chunk_bytes": 65536},
+                         "devices": {"devices": 4, "chunk_bytes": 65536},
                          "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(10000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)},
                          "cluster": {"nodes": addresses, "coordinator": coordinator, "insecure_network": "yes"}}
-        # On the stand-in for GPUs: its libraries are on the library path (make check-standin).
-        if os.environ.get("RESHARD_BACKEND") == "cuda":
-            self.settings["devices"].update(backend="cuda", transport="nccl")
+        self.settings["devices"].update(backends.settings(transport="tcp"))
         for key, value in settings.items():
             section, name = key.split("__")
             self.settings.setdefault(section, {})[name] = value
@@ -101,6 +99,9 @@ class Nodes:
                                        for s, keys in self.settings.items()))
         self.stub = None
         self.daemons = {name: Node(self, name) for name in self.names}
+        if backends.STANDIN:
+            for name, d in self.daemons.items():
+                d.env = {"STANDIN_COUNTERS": self.dir / f"{name}.counters"}
 
     def __getitem__(self, name):
         return self.daemons[name]
@@ -120,6 +121,13 @@ class Nodes:
             self.daemons[name].wait_log("data plane serves")
         self.wait_joined(names or self.names)
         return self
+
+    def moved(self):
+        """What has come into each node and left it, over all its starts: by the counters of its links, or on the stand-in,
+        whose NCCL takes no links, by those of its NCCL."""
+        if not backends.STANDIN:
+            return self.net.counters()
+        return {name: nccl_counters(self.dir / f"{name}.counters") for name in self.names}
 
     def node_status(self):
         return {n.name: n for n in self.status_stub().Status(pb.StatusRequest(), timeout=WAIT_S, wait_for_ready=True).nodes}
@@ -170,6 +178,12 @@ class Nodes:
         if kind is not None and not issubclass(kind, unittest.SkipTest):
             print(self.tails(40), file=sys.stderr)
         self.close()
+
+
+def nccl_counters(path):
+    """Of all devices of a node: what the stand-in's NCCL has sent and received ."""
+    devices = cuda_memory.read_counters(path)
+    return testnet.Counters(*(sum(d[x] for d in devices) for x in ("sent_bytes", "received_bytes")), 0, 0)
 
 
 def of_case(case, nodes):

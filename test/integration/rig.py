@@ -7,6 +7,7 @@ ended by their pid. Every wait is for an event and has a deadline; nothing sleep
 import collections
 import contextlib
 import fcntl
+import gc
 import mmap
 import os
 import pathlib
@@ -28,6 +29,8 @@ sys.path.insert(0, str(BUILD / "py"))
 os.environ["no_proxy"] = "*"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+import backends  # noqa: E402
+import cuda_memory  # noqa: E402
 import grpc  # noqa: E402
 import health_pb2  # noqa: E402
 import health_pb2_grpc  # noqa: E402
@@ -41,6 +44,8 @@ DTYPES = {"float32": (pb.DTYPE_FLOAT32, 4), "int32": (pb.DTYPE_INT32, 4), "bfloa
           "float16": (pb.DTYPE_FLOAT16, 2), "uint8": (pb.DTYPE_UINT8, 1), "int64": (pb.DTYPE_INT64, 8),
           "float8_e4m3fn": (pb.DTYPE_FLOAT8_E4M3FN, 1)}
 POISON = 0xA5
+if backends.STANDIN:
+    backends.begin(BUILD)
 
 
 class Deadline(AssertionError):
@@ -51,7 +56,7 @@ class Deadline(AssertionError):
 
 
 # Settings with which messages between devices of the node are device copies.
-COPIES = {"devices__local_pairs": "copy", **({} if os.environ.get("RESHARD_BACKEND") == "cuda" else {"devices__transport": "tcp"})}
+COPIES = {"devices__local_pairs": "copy", **({} if backends.STANDIN else {"devices__transport": "tcp"})}
 
 
 class Daemon:
@@ -65,10 +70,10 @@ class Daemon:
                          "devices": {"devices": 8, "domains": "0-3 4-7", "chunk_bytes": 4096},
                          "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(10000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)}}
-        # On the stand-in for GPUs: its libraries are on the library path (make check-standin).
-        if os.environ.get("RESHARD_BACKEND") == "cuda":
+        self.settings["devices"].update(backends.settings(transport="memory"))
+        if backends.STANDIN:
             # Messages between its devices by NCCL, which the tests are about, though they reach each other; COPIES is the other way.
-            self.settings["devices"].update(backend="cuda", transport="nccl", local_pairs="transport")
+            self.settings["devices"]["local_pairs"] = "transport"
         for key, value in settings.items():
             section, name = key.split("__")
             self.settings.setdefault(section, {})[name] = value
@@ -244,12 +249,31 @@ def memfd(n_bytes, seal=True, allocate=True):
     return fd
 
 
-class Client:
-    """One connection to the memory socket: identity and segments."""
+class HostMemory(mmap.mmap):
+    """Memory of a client in a sealed memfd."""
 
-    def __init__(self, daemon):
-        self.daemon = daemon
-        self.fds = []
+    kind = 1
+
+    def __new__(cls, n_bytes):
+        fd = memfd(n_bytes)
+        self = super().__new__(cls, fd, n_bytes)
+        self.fd = fd
+        return self
+
+    def hand_over(self):
+        """What the record of this segment says: (its text, descriptors)."""
+        return b"", [self.fd]
+
+    def __del__(self):
+        os.close(self.fd)
+
+
+class Client:
+    """One connection to the memory socket: identity and segments. host_memory: where its workers' memory must be memfds,
+    whatever the backend."""
+
+    def __init__(self, daemon, host_memory=False):
+        self.daemon, self.host_memory = daemon, host_memory
         daemon.clients.append(self)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(WAIT_S)
@@ -280,12 +304,22 @@ class Client:
             raise MemoryError_(r.code, r.text.rstrip(b"\0").decode())
         return r.segment
 
-    def segment(self, n_bytes, **fields):
-        """A sealed segment, mapped here: (id, mmap). Its descriptor is closed with the client."""
-        n_bytes = max(n_bytes, 1)
-        fd = memfd(n_bytes)
-        self.fds.append(fd)
-        return self.ask([fd], type=SEGMENT, bytes=n_bytes, **fields), mmap.mmap(fd, n_bytes)
+    def segment(self, n_bytes, worker=None, **fields):
+        """(id, memory): in a memfd, or where backends.py says that the memory of a worker (side, rank, device) lies."""
+        memory = self.new_memory(max(n_bytes, 1), worker)
+        return self.register(memory, **fields), memory
+
+    def new_memory(self, n_bytes, worker):
+        kind = backends.HOST if worker is None or self.host_memory else backends.segment_kind(n_bytes, *worker)
+        if kind == backends.HOST:
+            return HostMemory(n_bytes)
+        cuda = cuda_memory.cuda(backends.libraries(BUILD))
+        return cuda_memory.Memory(cuda, worker[-1], cuda_memory.IPC if kind == backends.IPC else cuda_memory.VMM, n_bytes)
+
+    def register(self, memory, **fields):
+        """Hands memory over: a new segment, also of what another client has handed over before."""
+        text, fds = memory.hand_over()
+        return self.ask(fds, type=SEGMENT, kind=memory.kind, bytes=len(memory), text=text, **fields)
 
     def drop(self, segment):
         return self.ask(type=SEGMENT_DROP, segment=segment)
@@ -300,9 +334,6 @@ class Client:
 
     def close(self):
         self.socket.close()
-        for fd in self.fds:
-            os.close(fd)
-        self.fds = []
 
 
 # --- layouts ------------------------------------------------------------------------------------------
@@ -408,8 +439,7 @@ class Worker:
                 n += self.box_bytes(t, box)
         self.n_bytes = n
         two = receive == pb.RECEIVE_STAGED
-        self.segment, self.memory = client.segment(n * (2 if two else 1))
-        self.fd = client.fds[-1]
+        self.segment, self.memory = client.segment(n * (2 if two else 1), (side, rank, device))
         self.memory[:] = bytes([POISON]) * len(self.memory)
         self.shadow = n if two else 0
         self.pieces, self.hello = pieces, hello
@@ -597,11 +627,29 @@ def refused(case, code, *words):
         case.assertIn(word, e.details())
 
 
+def leave_out(file):
+    """Skips what backends.py says of this file on the stand-in; a name that isn't there is an error."""
+    if backends.STANDIN and file.not_on_standin:
+        print(f"not on the stand-in: {file.not_on_standin}\n0 passed, 0 failed, 1 skipped")
+        sys.exit(0)
+    for name, why in (file.without if backends.STANDIN else {}).items():
+        case, _, test = name.partition(".")
+        case = getattr(sys.modules["__main__"], case)
+        setattr(case, test, unittest.skip("not on the stand-in: " + why)(getattr(case, test)))
+
+
 def main():
     """Runs the tests of the file; the last line is what scripts/run-tests counts."""
+    leave_out(backends.of(sys.argv[0]))
     program = unittest.main(exit=False, module="__main__", verbosity=2)
     r = program.result
     bad = len(r.failures) + len(r.errors) + len(r.unexpectedSuccesses)
+    gc.collect()  # memory that nobody has any more looks around itself
+    for text in cuda_memory.Memory.trespasses:
+        print(text)
+        bad += 1
+    if bad and backends.STANDIN:
+        print(backends.again())
     print(f"{r.testsRun - bad - len(r.skipped)} passed, {bad} failed, {len(r.skipped)} skipped", flush=True)
     sys.exit(1 if bad or r.testsRun == 0 else 0)
 

@@ -4,18 +4,17 @@ import unittest
 
 from gpu_memory import *
 
-STANDIN = os.environ.get("RESHARD_BACKEND") == "cuda"
-on_standin = unittest.skipUnless(STANDIN, "runs on the stand-in for GPUs: make check-standin")
-CUDA = Cuda() if STANDIN else None
-if STANDIN:
+on_standin = unittest.skipUnless(backends.STANDIN, "runs on the stand-in for GPUs: make check-standin")
+CUDA = cuda(backends.libraries(BUILD)) if backends.STANDIN else None
+if backends.STANDIN:
     CUDA.free(CUDA.malloc(0, 1))  # this process's counters are its own: see Counters
 
 
 class Counters:
     """What the daemons that are started meanwhile have open and allocated, by the stand-in's own count."""
 
-    FIELDS = 18  # of struct standin_device_counters
-    ALLOCATED, OPEN, BLOCKS, CTAS = 11, 12, 14, 15
+    FIELDS = len(COUNTERS)
+    ALLOCATED, OPEN, BLOCKS, CTAS = (COUNTERS.index(x) for x in ("allocated_bytes", "open_handles", "most_blocks", "most_ctas"))
 
     def __enter__(self):
         self.fd, self.path = tempfile.mkstemp(prefix="standin-counters-")

@@ -300,7 +300,7 @@ class Resharding(Case):
         client = Client(self.daemon)
         w = Worker(client, self.model, pb.SIDE_DESTINATION, whole("rollout", [("w", [64], "int32")]), 0, 4, pb.RECEIVE_STAGED,
                    attach=False)
-        again = client.ask([w.fd], type=SEGMENT, bytes=512)
+        again = client.register(w.memory)
         with refused(self, INVALID, f"segments {w.segment} and {again}", "hand it over once"):
             w.attach(segments=[w.segment, again])
         w.attach()

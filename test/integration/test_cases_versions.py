@@ -492,7 +492,7 @@ class Fleets(Case):
         self.assertEqual(w.memory[:], asleep)
         with self.assertRaises(grpc.RpcError):  # the old handle is of no use
             w.attach()
-        w.segment, w.memory = f.rollout.segment(len(asleep))
+        w.segment, w.memory = f.rollout.segment(len(asleep), (w.side, w.rank, w.device))
         w.attach()
         w.event("committed", 1)  # what the others serve comes by itself
         w.apply(1)
@@ -566,7 +566,7 @@ class Memory(Case):
         fds = lambda: [len(os.listdir(f"/proc/{pid}/fd")) for pid in (d.process.pid, d.data_plane_pid())]
         rss = lambda: int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path(f"/proc/{d.data_plane_pid()}/status").read_text())[1])
         for version in range(1, 26):
-            client = Client(d)
+            client = Client(d, host_memory=True)
             s = Worker(client, "m", pb.SIDE_SOURCE, whole("train", t), 0, 0)
             w = Worker(client, "m", pb.SIDE_DESTINATION, whole("rollout", t), 0, 4, pb.RECEIVE_IN_PLACE, True)
             s.memory[:] = bytes([version]) * (1 << 20)
@@ -647,7 +647,8 @@ class Death(Case):
             begin = time.monotonic()
             while True:
                 try:
-                    w = Worker(Client(d), "m", pb.SIDE_DESTINATION, small_destination(), 0, 4, pb.RECEIVE_STAGED)
+                    w = Worker(Client(d, host_memory=True), "m", pb.SIDE_DESTINATION, small_destination(), 0, 4,
+                               pb.RECEIVE_STAGED)
                     break
                 except grpc.RpcError as e:
                     self.assertEqual(e.code(), EXISTS)
@@ -662,7 +663,7 @@ def half(path, stage):
     d = Daemon()
     shutil.rmtree(d.dir)
     d.socket = path
-    client = Client(d)
+    client = Client(d, host_memory=True)
     w = Worker(client, "m", pb.SIDE_DESTINATION, small_destination(), 0, 4, pb.RECEIVE_STAGED, attach=False)
     messages = list(w.messages())
     requests = queue.Queue()
@@ -905,7 +906,7 @@ class Ledgers(Case):
                 f.trainer = f.rollout = client
                 for w in f.sources + f.destinations:
                     w.client = client
-                    w.segment = client.ask([w.fd], type=SEGMENT, bytes=len(w.memory))
+                    w.segment = client.register(w.memory)
                     client.put_layout(w.layout)
                     w.attach(live_version=1)
                 f.publish(2)

@@ -235,7 +235,7 @@ class OneNode(unittest.TestCase):
 def again(d, w):
     """A client of the restarted daemon with the worker's old memory."""
     client = Client(d)
-    w.segment = client.ask([w.fd], type=SEGMENT, bytes=len(w.memory))
+    w.segment = client.register(w.memory)
     return client
 
 

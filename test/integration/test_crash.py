@@ -93,7 +93,7 @@ class Missed(unittest.TestCase):
         for w, content in zip(f.sources + f.destinations, contents):
             w.client = trainer if w in f.sources else rollout
             w.digest = w.client.put_layout(w.layout)
-            w.segment, w.memory = w.client.segment(len(content))
+            w.segment, w.memory = w.client.segment(len(content), (w.side, w.rank, w.device))
             w.memory[:] = content
         f.trainer, f.rollout = trainer, rollout
 

@@ -293,7 +293,7 @@ class Operators(unittest.TestCase):
             f.watch(2, lambda s: s.phase == pb.PHASE_ACCEPTING)
             s = d.status()
             self.assertEqual((s.node, s.backend, s.devices, list(s.domain_of_device)),
-                             ("n0", "host", 8, [0, 0, 0, 0, 1, 1, 1, 1]))
+                             ("n0", d.settings["devices"].get("backend", "host"), 8, [0, 0, 0, 0, 1, 1, 1, 1]))
             self.assertEqual((s.data_plane, s.clients), ("ready", 2))
             m = s.models[0]
             self.assertEqual((m.committed, m.in_flight.version, m.in_flight.phase), (1, 2, pb.PHASE_ACCEPTING))

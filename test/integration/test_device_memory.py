@@ -7,6 +7,7 @@ import unittest.mock
 from gpu_memory import *
 from standin_counters import *
 
+
 def one_source(rows=64):
     return Layout("train", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
 
@@ -209,7 +210,7 @@ class HandedOver(unittest.TestCase):
             CUDA.free(p)
 
     def test_stale_handles_are_refused_and_the_data_plane_lives_on(self):
-        exporter = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\nc = Cuda()\n"
+        exporter = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\nc = cuda(backends.libraries(BUILD))\n"
                     "print(c.ipc_handle(c.malloc(0, 1 << 16)).hex())")
         dead = bytes.fromhex(subprocess.run([sys.executable, "-c", exporter, os.path.dirname(os.path.abspath(__file__))],
                                             capture_output=True, text=True, check=True, timeout=WAIT_S).stdout)
@@ -292,7 +293,7 @@ class Lives(unittest.TestCase):
         program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
                    "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
                    "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
-                   "t = There()\nw = GpuWorker(GpuClient(t, Cuda()), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
+                   "t = There()\nw = GpuWorker(GpuClient(t, cuda(backends.libraries(BUILD))), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
                    "print('attached', flush=True)\nsys.stdin.read()\n")
         with Counters() as counters, Daemon() as d:
             p = subprocess.Popen([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__)), d.socket],
@@ -314,7 +315,7 @@ class Lives(unittest.TestCase):
             self.assertEqual(w.wrong(1), [])
             w.goodbye()
             f.rollout.drop(w.segment)
-            CUDA.vmm_free(w.memory.base, w.memory.allocation_bytes, f.rollout.handle)
+            w.memory.free()
             f.publish(2)
             pid = d.data_plane_pid()
             f.submit(2)

@@ -24,7 +24,7 @@ def again(d, f):
     f.trainer = f.rollout = client
     for w in f.sources + f.destinations:
         w.client = client
-        w.segment = client.ask([w.fd], type=SEGMENT, bytes=len(w.memory))
+        w.segment = client.register(w.memory)
         client.put_layout(w.layout)
         w.attach()
 

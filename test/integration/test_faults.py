@@ -384,7 +384,7 @@ class Deaths(unittest.TestCase):
     def test_client_killed_while_idle_frees_its_memory(self):
         # Mappings closed and rank free within two seconds.
         with Daemon() as d:
-            with Process(d, "source", 0, 0) as victim:
+            with Process(d, "source", 0, 0, "memfd") as victim:
                 victim.wait("attached")
                 maps = pathlib.Path(f"/proc/{d.data_plane_pid()}/maps")
                 self.assertIn("memfd:test", maps.read_text())
@@ -457,7 +457,7 @@ class Restarts(unittest.TestCase):
         client = Client(d)
         for w in f.sources + f.destinations:
             w.client = client
-            w.segment = client.ask([w.fd], type=SEGMENT, bytes=len(w.memory))
+            w.segment = client.register(w.memory)
         f.trainer = f.rollout = client
         for w in f.sources + f.destinations:
             client.put_layout(w.layout)

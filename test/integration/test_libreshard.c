@@ -93,11 +93,15 @@ static void world_start(struct world *w)
     (void)snprintf(w->log, sizeof w->log, "%s/log", w->folder);
     FILE *f = fopen(w->config, "w");
     ck_assert_ptr_nonnull(f);
-    (void)fprintf(f,
-                  "[daemon]\nnode = n0\nsocket = %s\nstate_dir = %s\n"
-                  "[devices]\ndevices = 8\ndomains = 0-3 4-7\nchunk_bytes = 4096\nring_slots = 1\n"
-                  "[refit]\nleast_piece_bytes = 64\n[clients]\ngrace_ms = 2000\n",
-                  w->socket, w->folder);
+    /* On the stand-in for GPUs: `backends.py run` has put its libraries on the library path. */
+    const char *backend = getenv("RESHARD_BACKEND");
+    bool standin = backend != NULL && strcmp(backend, "standin") == 0;
+    (void)fprintf(
+        f,
+        "[daemon]\nnode = n0\nsocket = %s\nstate_dir = %s\n"
+        "[devices]\n%sdevices = 8\ndomains = 0-3 4-7\nchunk_bytes = 4096\nring_slots = 1\n"
+        "[refit]\nleast_piece_bytes = 64\n[clients]\ngrace_ms = 2000\n",
+        w->socket, w->folder, standin ? "backend = cuda\ntransport = nccl\n" : "");
     ck_assert_int_eq(fclose(f), 0);
     daemon_start(w);
 }

@@ -24,7 +24,7 @@ class Member(Daemon):
         super().__init__()
         self.name = name
         self.settings = {"daemon": {"socket": self.dir / "%n.sock", "state_dir": self.dir / "state-%n", "log_level": "debug"},
-                         "devices": {"devices": 2, "transport": "tcp"},
+                         "devices": {"devices": 2, **backends.settings(transport="tcp")},
                          "cluster": dict(cluster)}
         self.socket = str(self.dir / f"{name}.sock")
         for key, value in more.items():

@@ -19,14 +19,14 @@ class Case(unittest.TestCase):
         return s
 
     def counted(self, f, version=1, **options):
-        """The same on namespaces, and what passed the interfaces from submit to commit: (state, counters)."""
+        """The same on namespaces, and what came into the nodes and left them from submit to commit: (state, counters)."""
         f.nodes.need_namespaces(self)
         f.publish(version)
-        before = f.nodes.net.counters()
+        before = f.nodes.moved()
         f.submit(version, **options)
         s = f.final(version)
         self.assertEqual(s.phase, pb.PHASE_COMMITTED, s.reason)
-        moved = testnet.difference(f.nodes.net.counters(), before)
+        moved = testnet.difference(f.nodes.moved(), before)
         f.check(version)
         return s, moved
 

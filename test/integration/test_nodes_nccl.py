@@ -6,12 +6,11 @@ import unittest
 
 from nodes import *
 
-STAND_IN = os.environ.get("RESHARD_BACKEND") == "cuda"
 ANSWER_S = 6 * SLOW  # lease, slack, and what a busy machine takes
 NEW = "a new communicator"
 
 
-@unittest.skipUnless(STAND_IN, "needs the stand-in for GPUs: make check-standin")
+@unittest.skipUnless(backends.STANDIN, "needs the stand-in for GPUs: make check-standin")
 class Case(unittest.TestCase):
     def nodes(self, count, env=None, **more):
         """env: what injects faults, by node."""
@@ -277,13 +276,9 @@ class Joining(Case):
 class Paper(Case):
     """What bench_plan_paper says of a refit is what the stand-in's NCCL counts when it is done."""
 
-    COLUMNS = ("launches tasks copies copied_bytes sets host_functions groups_begun groups messages sent_bytes received_bytes "
-               "allocated_bytes open_handles contexts most_blocks most_ctas registered mistakes").split()  # struct standin_device_counters
-
-    def counted(self, path):
-        data = path.read_bytes()
-        size = 8 * len(self.COLUMNS)
-        return [dict(zip(self.COLUMNS, struct.unpack_from(f"<{len(self.COLUMNS)}Q", data, d * size))) for d in range(4)]
+    @staticmethod
+    def counted(path):
+        return cuda_memory.read_counters(path)[:4]
 
     def layout_file(self, path, name, shape, placements, instances=None):
         mesh_json = {"name": "m", "shape": shape, "ranks": list(range(shape[0] * shape[-1] if len(shape) > 1 else shape[0]))}

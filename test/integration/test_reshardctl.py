@@ -15,8 +15,13 @@ import threading
 import time
 import traceback
 
+import backends
+
 BUILD = pathlib.Path(os.environ.get("RESHARD_BUILD", "build")).resolve()
 SLOW = float(os.environ.get("RESHARD_SLOW", "1"))
+if backends.STANDIN:
+    backends.begin(BUILD)
+BACKEND = backends.settings(transport="memory")
 OK, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
 PHASES = ["submitted", "planned", "prepared", "transferring", "staged", "accepting", "committed"]
 TENSOR = {"name": "w", "shape": [64, 48], "dtype": "bfloat16", "mesh": "m"}
@@ -35,7 +40,8 @@ class World:
         self.socket = self.dir / "d.sock"
         self.processes = []
         (self.dir / "d.conf").write_text(
-            f"[daemon]\nnode = n0\nsocket = {self.socket}\nstate_dir = {self.dir}\n[devices]\ndevices = 8\ndomains = 0-3 4-7\n")
+            f"[daemon]\nnode = n0\nsocket = {self.socket}\nstate_dir = {self.dir}\n[devices]\ndevices = 8\ndomains = 0-3 4-7\n"
+            + "".join(f"{k} = {v}\n" for k, v in BACKEND.items()))
         for name, layout in ("s", SOURCE), ("d", DESTINATION):
             (self.dir / f"{name}.json").write_text(json.dumps(layout))
         self.daemon = self.start("reshardd", "--config", self.dir / "d.conf", stdout=open(self.dir / "log", "w"),
@@ -143,7 +149,7 @@ def the_socket_may_come_from_the_environment(w):
 
 def status_shows_models_instances_and_workers(w):
     s = w.json("status", "m")
-    assert s["node"] == "n0" and s["backend"] == "host" and s["data_plane"].startswith("ready")
+    assert s["node"] == "n0" and s["backend"] == BACKEND.get("backend", "host") and s["data_plane"].startswith("ready")
     assert s["domain_of_device"][:4] != s["domain_of_device"][4:8] and s["devices"] == 8
     [m] = s["models"]
     assert m["committed"] == 3 and m["committed_age_ns"] > 0 and "in_flight" not in m and m["queued"] == []
@@ -154,7 +160,7 @@ def status_shows_models_instances_and_workers(w):
     assert m["last"]["bytes"]["landed"] == 2 * 64 * 48 * 2 and m["last"]["bytes"]["network"] == 64 * 48 * 2
     text = w.ctl("status").stdout
     for part in ("committed    version 3, ", "in flight    none", "trainer → rollout", "(1.000 of the minimum)", "rollout         1  2,3",
-                 "in_place", "backend host: 8 devices in 2 domains"):
+                 "in_place", f"backend {BACKEND.get('backend', 'host')}: 8 devices in 2 domains"):
         assert part in text, (part, text)
 
 
@@ -307,7 +313,7 @@ def main():
         failed += 1
         print("ended badly:", *bad)
     if failed:
-        print(log[-4000:])
+        print(log[-4000:], backends.again(), sep="\n")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
