@@ -181,4 +181,4 @@ class Serve(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()
