@@ -529,6 +529,7 @@ class Libreshard(unittest.TestCase):
         source = ctypes.c_void_p()
         CUDA.ok(CUDA.runtime.cudaHostAlloc(ctypes.byref(source), ctypes.c_size_t(len(data)), 0))
         ctypes.memmove(source, data, len(data))
+        self.addCleanup(os.environ.__setitem__, "STANDIN_DELAY_US", os.environ["STANDIN_DELAY_US"])
         os.environ["STANDIN_DELAY_US"] = "300000"
         CUDA.ok(CUDA.runtime.cudaMemcpyAsync(ctypes.c_void_p(p), source, ctypes.c_size_t(len(data)), 1, stream))
         return stream
