@@ -114,11 +114,12 @@ void attempt_judge(struct step *s)
         commit(s);
 }
 
-/* Whoever took no part may hold something else under this number, of a rehearsal or unknown. */
+/* Whoever took no part may hold something else under this number: of a rehearsal, unknown, or by a node's word alone, which
+ * no attempt has compared with the sources. */
 static void memory_overtaken(struct refit_worker *w, const struct refit_version *v)
 {
-    if (w->layout->side != REFIT_DESTINATION || w->held != v->version ||
-        (v->publication != 0 && w->held_content == v->publication))
+    bool compared = w->taking_part && v->publication != 0 && w->held_content == v->publication;
+    if (w->layout->side != REFIT_DESTINATION || w->held != v->version || compared)
         return;
     w->held = w->held_content = 0;
     w->torn |= w->receive == REFIT_IN_PLACE;

@@ -240,6 +240,27 @@ static int roster_put(struct decider *d, uint32_t node, const struct node_report
     return 0;
 }
 
+/* What was whole at its node and has been committed without it: the fold tells whether it is that. (Of what is not
+ * committed yet, the attempt that commits it compares.) */
+static void uncommitted_check(struct decider *d, const struct node_report *r,
+                              struct refit_event *ev)
+{
+    uint64_t version = ev->attached.uncommitted;
+    bool staged = ev->attached.receive == REFIT_STAGED_RECEIVE;
+    const struct refit_worker *w = refit_find_worker(d->refit, ev->attached.worker);
+    const struct refit_version *v = refit_find_version(d->refit, version);
+    if (version == 0 || v == NULL || v->phase.state != REFIT_COMMITTED ||
+        (w != NULL && w->held == version) ||
+        holds(d, r, version, staged ? r->shadow_fold : r->live_fold))
+        return;
+    log_warn("model %s: layout %s rank %u says that its memory has got version %" PRIu64
+             ", which is committed: its content is another, or not known here; taken as %s",
+             d->model, ev->attached.layout_name, ev->attached.rank, version,
+             staged ? "empty" : "torn");
+    ev->attached.uncommitted = ev->attached.uncommitted_content = 0;
+    ev->attached.torn |= !staged;
+}
+
 /* Whether its memory holds what it claims to. What the decider knows of it anyway needs no proof. */
 static void claims_check(struct decider *d, const struct node_report *r, struct refit_event *ev)
 {
@@ -253,6 +274,7 @@ static void claims_check(struct decider *d, const struct node_report *r, struct 
     if (w == NULL || w->held != ev->attached.shadow)
         ev->attached.shadow =
             claim_check(d, r, ev->attached.shadow, 0, r->shadow_fold, "shadow", torn);
+    uncommitted_check(d, r, ev);
 }
 
 static int attach_new(struct decider *d, uint32_t node, const struct node_report *r,

@@ -69,6 +69,27 @@ class Deaths(Case):
         self.assertEqual(back.wrong(1), [])
         self.clean(nodes, 3)
 
+    def test_a_node_joins_a_new_coordinator_once_what_the_old_one_had_applied_is_over(self):
+        nodes = self.nodes(2)
+        self.f.refit(1)
+        worker, (node, pid) = self.f.destinations[0], (nodes["n1"], nodes["n1"].data_plane_pid())
+        os.kill(pid, signal.SIGSTOP)  # in the middle of the copy to live memory
+        try:
+            first = worker.client.stub.Apply.future(pb.ApplyRequest(worker=worker.id, version=1), timeout=WAIT_S)
+            nodes.head.wait_status("m", lambda m: any(w.doing == "applying" for w in m.workers), "applying")
+            nodes.head.kill()
+            nodes.head.start()
+            self.assertEqual(first.code(), grpc.StatusCode.UNAVAILABLE)
+            with self.assertRaises(grpc.RpcError) as again:  # a second copy would run beside the first
+                worker.apply(1)
+            self.assertEqual(again.exception.code(), grpc.StatusCode.UNAVAILABLE)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        nodes.wait_joined(["n1"])
+        nodes.head.wait_status("m", lambda m: [w.applied for w in m.workers if w.worker == worker.id] == [1], "applied")
+        self.assertEqual(worker.wrong(1), [])
+        self.assertEqual(worker.apply(1).applied, 1)
+
     def test_the_death_of_a_relay_is_named_and_nobody_hangs(self):
         nodes = self.nodes(5)
         self.begin(1)

@@ -594,6 +594,8 @@ static void report_arrives(struct world *w, struct message *m)
     if ((m->ev.type == REFIT_EV_STAGED && !wrong_staged(w, &m->ev)) ||
         (m->ev.type == REFIT_EV_FAILED && !wrong_failed(w, &m->ev)))
         return;
+    if (m->ev.type == REFIT_EV_ATTACHED && w->refit != NULL)
+        wrong_attached(w, &m->ev);
     world_arrive(w, m);
 }
 

@@ -160,9 +160,9 @@ struct worker {
     enum refit_receive receive;
     bool automatic;
     bool attached;
-    bool known;   /* to the coordinator, since this attach */
-    bool behaves; /* false: sometimes does not answer */
-    uint64_t id;  /* of this attach */
+    bool known;    /* to the coordinator, since this attach */
+    bool behaves;  /* false: sometimes does not answer */
+    uint64_t id;   /* of this attach */
     uint64_t life;
     uint64_t last_in_ns;   /* its event stream is in order */
     uint64_t told_session; /* by which its node has told of it */
@@ -358,6 +358,8 @@ uint64_t wrong_seen(struct world *w, const struct trial *t, uint32_t node);
 void wrong_note(struct world *w, struct trial *t, uint32_t node);
 /* STAGED and FAILED come to the coordinator: false where the decider has been told something else. */
 bool wrong_staged(struct world *w, const struct refit_event *ev);
+/* An ATTACHED on its way to the decider, as report.c's uncommitted_check makes it. */
+void wrong_attached(struct world *w, struct refit_event *ev);
 bool wrong_failed(struct world *w, const struct refit_event *ev);
 void check_wrong(struct world *w);
 

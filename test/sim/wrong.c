@@ -180,6 +180,19 @@ bool wrong_failed(struct world *w, const struct refit_event *ev)
     return false;
 }
 
+void wrong_attached(struct world *w, struct refit_event *ev)
+{
+    struct worker *truth = world_worker(w, ev->attached.worker);
+    const struct refit_worker *r = refit_find_worker(w->refit, ev->attached.worker);
+    const struct refit_version *v = refit_find_version(w->refit, ev->attached.uncommitted);
+    if (truth == NULL || v == NULL || v->phase.state != REFIT_COMMITTED ||
+        (r != NULL && r->held == v->version) ||
+        memory_is_committed(w, truth, worker_receiving(truth)))
+        return;
+    ev->attached.uncommitted = ev->attached.uncommitted_content = 0;
+    ev->attached.torn |= ev->attached.receive == REFIT_IN_PLACE;
+}
+
 /* --- the invariant ------------------------------------------------------------------------------ */
 
 void check_wrong(struct world *w)

@@ -581,6 +581,37 @@ START_TEST(an_uncommitted_claim_counts_as_committed_only_with_the_committed_cont
 }
 END_TEST
 
+START_TEST(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
+    layout(&b, REFIT_DESTINATION, "eval", 1, 1); /* too late for this attempt */
+    step(&b, (struct refit_event){.type = REFIT_EV_ATTACHED,
+                                  .cookie = ++b.next_cookie,
+                                  .attached = {.worker = 21,
+                                               .node = 1,
+                                               .side = REFIT_DESTINATION,
+                                               .layout_name = "eval",
+                                               .receive = REFIT_STAGED_RECEIVE,
+                                               .accept_automatically = true,
+                                               .uncommitted = 1,
+                                               .uncommitted_content = content}});
+    ck_assert_uint_eq(worker(&b, 21)->held, 1);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    ck_assert_uint_eq(worker(&b, 21)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
 static void submit_read(struct bed *b, uint64_t version, const char *id, uint32_t min)
 {
     struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
@@ -1226,6 +1257,7 @@ END_TEST
     X(what_was_found_to_differ_after_it_had_staged_is_not_held)                                    \
     X(a_node_that_joins_again_tells_what_landed_there_and_a_retry_commits_it)                      \
     X(an_uncommitted_claim_counts_as_committed_only_with_the_committed_content)                    \
+    X(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)                            \
     X(a_retry_after_the_release_is_fed_by_who_holds_the_version_whole)                             \
     X(a_retry_after_the_release_without_a_holder_ends_as_source_gone)                              \
     X(where_nobody_lacks_anything_a_retry_commits_without_a_plan)                                  \

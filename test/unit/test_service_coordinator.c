@@ -533,6 +533,40 @@ START_TEST(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_oth
 }
 END_TEST
 
+/* A new lease of that rank, whose node says: it got version 1 whole, and heard of no commit. What is believed of it. */
+static uint64_t held_after_claim(uint32_t rank, uint64_t fold)
+{
+    const struct decider *d = decider_find(w.c, "m");
+    struct node_report left = event_of(REFIT_EV_LEFT), r = attached_of(ROLLOUT, rank);
+    left.event.left.worker = 100 * ROLLOUT + rank;
+    left.event.left.reason = "its process ended";
+    coordinator_report(w.c, ROLLOUT, &left);
+    r.event.cookie = 7000 + rank;
+    r.event.attached.worker = 100 * ROLLOUT + 50 + rank;
+    r.event.attached.uncommitted = 1;
+    r.event.attached.uncommitted_content = version_of(1)->publication;
+    r.shadow_fold = fold;
+    coordinator_report(w.c, ROLLOUT, &r);
+    while (expect(ROLLOUT, NODE_ORDER_REPLY)->o.cookie != r.event.cookie)
+        ;
+    return refit_find_worker(d->refit, r.event.attached.worker)->held;
+}
+
+START_TEST(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(ROLLOUT, attempt, 5);
+    staged_say(attempt);
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    until_phase(1, REFIT_COMMITTED);
+    ck_assert_uint_eq(held_after_claim(0, 900), 1); /* as staged_say told */
+    ck_assert_uint_eq(held_after_claim(1, 900), 0); /* of another rank: wrong bytes, here */
+    world_close();
+}
+END_TEST
+
 START_TEST(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)
 {
     world_open();
@@ -707,6 +741,7 @@ END_TEST
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                     \
+    X(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)                    \
     X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)               \
     X(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_session)                     \
     X(a_drain_is_in_the_ledger_before_anybody_leaves)                                               \
