@@ -350,7 +350,8 @@ void trial_open(struct world *w, struct trial *t, uint32_t node)
 {
     for (uint32_t i = 0; i < w->n_workers; i++) {
         struct worker *worker = &w->workers[i];
-        if (!here(w, t, i, node) || t->role[i] != REFIT_ROLE_RECEIVES || worker->id != t->worker[i])
+        if (!here(w, t, i, node) || t->role[i] != REFIT_ROLE_RECEIVES ||
+            worker->id != t->worker[i] || !worker->attached) /* dead: that is on its way */
             continue;
         struct memory *m = worker_receiving(worker);
         /* Wrong bytes of an attempt that ended for another reason may not have been compared yet. */
