@@ -89,7 +89,12 @@ int transport_nccl_environment(const char *address, struct err *e)
 {
     struct interface *list;
     size_t n;
-    const char *said = getenv("NCCL_SOCKET_IFNAME");
+    const char *said = getenv("NCCL_SOCKET_IFNAME"), *fixed = getenv("NCCL_COMM_ID");
+    if (fixed != NULL && fixed[0] != '\0')
+        return err_set(e, RS_EPRECOND,
+                       "NCCL_COMM_ID=%s is set: all communicators would have one id and one port; "
+                       "unset it",
+                       fixed);
     int r = interface_list(&list, &n, e);
     if (r != 0)
         return err_prefix(e, r, "NCCL: this machine's interfaces");

@@ -23,7 +23,8 @@ enum { TRANSPORT_NCCL_ID_BYTES = 128 };
 /* Before transport_nccl_node_open, while the process has no other thread that reads the environment: NCCL is
  * to use the interface that has `address` (numeric; "": whichever it takes), by NCCL_SOCKET_IFNAME and
  * NCCL_SOCKET_FAMILY, unless an operator has set the former. RS_ENOTFOUND: no interface has the address,
- * or none is what the operator's list says; names those that there are. */
+ * or none is what the operator's list says; names those that there are. RS_EPRECOND: NCCL_COMM_ID is set, which gives
+ * all communicators one id. */
 int transport_nccl_environment(const char *address, struct err *e);
 /* As NCCL reads NCCL_SOCKET_IFNAME: "eth,ib" prefixes, "=eth0" the name itself, "^docker" all others. Pure. */
 bool transport_nccl_interface_matches(const char *list, const char *name);

@@ -153,6 +153,23 @@ class Shrinking(Case):
 
 
 class Making(Case):
+    def test_health_is_answered_while_members_are_waited_for(self):  # C01
+        nodes = self.nodes(2, env={"n1": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(3000 * SLOW))
+        f = self.fleet(nodes)
+        self.begin(f, 1)
+        nodes["n0"].wait_log(NEW)
+        stubs = [health_pb2_grpc.HealthStub(d.channel()) for d in nodes.daemons.values()]
+        slowest, over = 0.0, threading.Thread(target=f.final, args=(1,))
+        over.start()
+        while over.is_alive():
+            for stub in stubs:
+                begin = time.monotonic()
+                self.assertEqual(stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status, 1)
+                slowest = max(slowest, time.monotonic() - begin)
+        self.aborted(f, 1, "n1")
+        self.assertLess(slowest, 1 * SLOW)
+        self.clean(f, 2)
+
     def test_a_member_that_hangs_in_init_ends_it_at_the_deadline_by_name(self):
         nodes = self.nodes(3, env={"n2": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(1500 * SLOW))
         f = self.fleet(nodes)
@@ -173,6 +190,13 @@ class Making(Case):
         f = self.fleet(nodes)
         self.begin(f, 1)
         self.aborted(f, 1, "NCCL")
+        self.clean(f, 2)
+
+    def test_each_of_a_nodes_ranks_is_asked_how_it_does(self):
+        nodes = self.nodes(2, env={"n1": {"STANDIN_ASYNC": "init:2:3"}})
+        f = Fleet(nodes, bulk("train", [1], [None]), bulk("rollout", [2], [0]), ["n0:0"], ["n1:0", "n1:1"], worker=BulkWorker)
+        self.begin(f, 1)
+        self.aborted(f, 1, "NCCL", "of 3")
         self.clean(f, 2)
 
     def test_an_id_that_cannot_be_made_is_told_and_the_next_refit_works(self):
@@ -245,6 +269,13 @@ class Joining(Case):
     def test_another_nccl_is_refused_by_both_versions(self):
         said = self.refusal({"STANDIN_NCCL_VERSION": "22907"}, {"STANDIN_NCCL_VERSION": "22809"})
         self.assertRegex(said, r"nccl differs: node n1 has 2\.29\.7, the coordinator n0 has 2\.28\.9")
+
+    def test_another_cuda_is_refused_by_both_versions(self):
+        said = self.refusal({"STANDIN_CUDA_VERSION": "12080"})
+        self.assertRegex(said, r"cuda differs: node n1 has 12, the coordinator n0 has 13")
+
+    def test_another_cuda_of_the_same_number_joins(self):
+        self.nodes(2, env={"n1": {"STANDIN_CUDA_VERSION": "13010"}})
 
     def test_a_transport_switch_of_nccl_that_differs_is_refused_by_name(self):
         said = self.refusal({"NCCL_CUMEM_ENABLE": "0"})

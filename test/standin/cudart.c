@@ -1367,7 +1367,7 @@ STANDIN_EXPORT cudaError_t cudaDriverGetVersion(int *ret)
 
 STANDIN_EXPORT cudaError_t cudaRuntimeGetVersion(int *ret)
 {
-    *ret = 13000;
+    *ret = (int)standin_number("STANDIN_CUDA_VERSION", 13000);
     return said(standin_call("cudaRuntimeGetVersion", cudaErrorUnknown));
 }
 

@@ -25,6 +25,7 @@
  *   STANDIN_NVLINK=0         so many devices in a row are connected by NVLink, by NVML; 0: none
  *   STANDIN_CLIQUE           all devices are in that clique of one fabric; unset: there is none
  *   STANDIN_NCCL_VERSION     what NCCL says it is, as 22809
+ *   STANDIN_CUDA_VERSION     what the CUDA runtime says it is, as 13000
  *   STANDIN_FAIL=call:n[:code],…    the n-th call of that name returns code (default 999, for NCCL 2)
  *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group, init, shrink) fails when it runs, sticky
  *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)

@@ -410,7 +410,7 @@ START_TEST(open_begin_and_connect_without_memory_fail_and_leave_nothing_behind)
 END_TEST
 
 /* C14 */
-START_TEST(fifty_communicators_come_and_go)
+START_TEST(two_hundred_communicators_come_and_go)
 {
     struct device *devices[2];
     static const bool takes_part[2] = {true, true};
@@ -420,7 +420,7 @@ START_TEST(fifty_communicators_come_and_go)
     for (uint32_t i = 0; i < 2; i++)
         ck_assert_int_eq(device_cuda_open(i, NULL, &devices[i], &e), 0);
     ck_assert_int_eq(transport_nccl_node_open(&node, &e), 0);
-    for (unsigned i = 0; i < 50; i++) {
+    for (unsigned i = 0; i < 200; i++) {
         struct transport *t;
         struct done d;
         struct transport_connect c = {.on_done = connect_done, .arg = &d};
@@ -450,5 +450,5 @@ END_TEST
     X(an_nccl_that_is_too_old_is_refused_with_its_version)                                         \
     X(every_nccl_call_that_fails_is_told_and_nothing_hangs)                                        \
     X(open_begin_and_connect_without_memory_fail_and_leave_nothing_behind)                         \
-    X(fifty_communicators_come_and_go)
+    X(two_hundred_communicators_come_and_go)
 #include "test/lib/main.h"

@@ -216,6 +216,18 @@ START_TEST(an_interface_or_address_that_is_not_there_is_named_with_those_that_ar
 }
 END_TEST
 
+/* C14 (NVIDIA/nccl#1936): with a fixed address of the bootstrap each communicator has the same id and port. */
+START_TEST(a_fixed_id_is_refused_at_the_start)
+{
+    struct err e = {0};
+    ck_assert_int_eq(setenv("NCCL_COMM_ID", "127.0.0.1:7777", 1), 0);
+    ck_assert_int_eq(transport_nccl_environment("127.0.0.1", &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "NCCL_COMM_ID=127.0.0.1:7777"));
+    ck_assert_ptr_nonnull(strstr(e.text, "unset it"));
+    ck_assert_ptr_null(getenv("NCCL_SOCKET_IFNAME"));
+}
+END_TEST
+
 /* As NCCL's user guide has it: prefixes, "=" for the name itself, "^" for all others. */
 START_TEST(a_list_of_interfaces_is_read_as_nccl_reads_it)
 {
@@ -244,5 +256,6 @@ END_TEST
     X(the_interface_of_the_data_address_is_nccls)                                                  \
     X(what_an_operator_has_set_stays)                                                              \
     X(an_interface_or_address_that_is_not_there_is_named_with_those_that_are)                      \
+    X(a_fixed_id_is_refused_at_the_start)                                                          \
     X(a_list_of_interfaces_is_read_as_nccl_reads_it)
 #include "test/lib/main.h"

@@ -69,7 +69,6 @@ static const struct {
     {"cudaDeviceSynchronize", "of GPU tests and the bench"},
     {"cudaEventElapsedTime", "of GPU tests and the bench"},
     {"cudaGetDevice", "of GPU tests and the bench"},
-    {"cudaDeviceGetPCIBusId", "of GPU tests and the bench"},
     {"nvmlSystemGetDriverVersion", "of reshardctl doctor"},
     {"nvmlDeviceGetHandleByIndex_v2", "of reshardctl doctor"},
     {"cuInit", "of test clients: the data plane uses the runtime's context"},
