@@ -7,6 +7,7 @@
 #include <protobuf-c/protobuf-c.h>
 
 #include "base/mem.h"
+#include "rpc/pb_arena.h"
 #include "rpc/rpc_wire.h"
 
 #include "base/banned.h"
@@ -19,7 +20,9 @@
 
 struct scan {
     struct pb_limits limits;
-    size_t memory_bytes; /* estimated so far */
+    size_t memory_bytes;                     /* estimated so far */
+    const ProtobufCFieldDescriptor *counted; /* the last that had more than most may have */
+    uint32_t counted_max;                    /* its limit */
     struct err *e;
 };
 
@@ -75,12 +78,15 @@ static uint32_t max_repeated(const struct scan *s, const ProtobufCMessageDescrip
     return s->limits.max_repeated;
 }
 
-static int check_count(const struct scan *s, const ProtobufCMessageDescriptor *type,
+static int check_count(struct scan *s, const ProtobufCMessageDescriptor *type,
                        const ProtobufCFieldDescriptor *field, uint64_t count)
 {
     if (count <= s->limits.max_repeated)
         return 0;
-    uint32_t max = max_repeated(s, type, field);
+    if (s->counted != field)
+        s->counted_max = max_repeated(s, type, field);
+    s->counted = field;
+    uint32_t max = s->counted_max;
     if (count <= max)
         return 0;
     return err_set(s->e, RS_EEXHAUSTED, "field %s.%s: more than %" PRIu32 " elements", type->name,
@@ -209,7 +215,7 @@ static int scan_unknown(struct scan *s, const ProtobufCMessageDescriptor *type,
 static int scan_message(struct scan *s, const ProtobufCMessageDescriptor *type, const uint8_t *data,
                         size_t n_bytes, unsigned depth)
 {
-    uint32_t seen[MAX_FIELDS] = {0};
+    uint32_t seen[MAX_FIELDS];
     struct wire w;
     struct wire_field f;
     if (depth > s->limits.max_depth)
@@ -218,6 +224,7 @@ static int scan_message(struct scan *s, const ProtobufCMessageDescriptor *type, 
     if (type->n_fields > MAX_FIELDS)
         return err_set(s->e, RS_EINTERNAL, "message %s has %u fields, at most %d can be checked",
                        type->name, type->n_fields, MAX_FIELDS);
+    memset(seen, 0, type->n_fields * sizeof *seen); /* most messages have a few */
     int r = charge(s, type, type->sizeof_message + ALLOC_OVERHEAD);
     wire_init(&w, data, n_bytes);
     while (r == 0) {
@@ -258,41 +265,34 @@ int pb_prescan(const struct ProtobufCMessageDescriptor *type, const void *data, 
 
 /* --- unpack ----------------------------------------------------------------------------------- */
 
-static void *plain_alloc(void *unused, size_t n_bytes)
-{
-    (void)unused;
-    return mem_alloc(n_bytes);
-}
-
-static void plain_free(void *unused, void *p)
-{
-    (void)unused;
-    mem_free(p);
-}
-
 int pb_unpack(const struct ProtobufCMessageDescriptor *type, const void *data, size_t n_bytes,
               const struct pb_limits *limits, void **ret, struct err *e)
 {
     static const uint8_t nothing[1];
-    int r = pb_prescan(type, data, n_bytes, limits, e);
+    struct scan s = {.limits = with_defaults(limits), .e = e};
+    int r = scan_message(&s, type, data, n_bytes, 1);
     if (r != 0)
         return r;
     /* protobuf-c's list of scanned fields (at most one per two bytes, freed again) comes on top. */
-    struct pb_budget budget = {.max_bytes =
-                                   2 * with_defaults(limits).max_memory_bytes + 64 * n_bytes};
-    ProtobufCAllocator allocator = {pb_budget_alloc, pb_budget_free, &budget};
-    void *message =
-        protobuf_c_message_unpack(type, &allocator, n_bytes, n_bytes == 0 ? nothing : data);
-    if (message == NULL)
-        return err_set(e, RS_EEXHAUSTED, "message %s: %zu bytes could not be unpacked", type->name,
-                       n_bytes);
-    *ret = message;
-    return 0;
+    struct pb_arena *arena = pb_arena_new(2 * s.limits.max_memory_bytes + 64 * n_bytes,
+                                          type->sizeof_message, s.memory_bytes);
+    ProtobufCAllocator allocator = {pb_arena_alloc, pb_arena_free, arena};
+    void *message = arena == NULL ? NULL
+                                  : protobuf_c_message_unpack(type, &allocator, n_bytes,
+                                                              n_bytes == 0 ? nothing : data);
+    if (message != NULL) {
+        rs_assert(pb_arena_of(message) == arena); /* it is what protobuf-c asks for first */
+        *ret = message;
+        return 0;
+    }
+    if (arena != NULL)
+        pb_arena_close(arena);
+    return err_set(e, RS_EEXHAUSTED, "message %s: %zu bytes could not be unpacked", type->name,
+                   n_bytes);
 }
 
 void pb_free(void *message)
 {
-    ProtobufCAllocator allocator = {plain_alloc, plain_free, NULL};
     if (message != NULL)
-        protobuf_c_message_free_unpacked(message, &allocator);
+        pb_arena_close(pb_arena_of(message));
 }

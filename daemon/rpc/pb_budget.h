@@ -43,10 +43,7 @@ int pb_unpack(const struct ProtobufCMessageDescriptor *type, const void *data, s
               const struct pb_limits *limits, void **ret, struct err *e);
 void pb_free(void *message); /* NULL is fine */
 
-/* The allocator beneath, for who unpacks by hand:
- *   ProtobufCAllocator a = {pb_budget_alloc, pb_budget_free, &budget};
- * Live bytes never pass max_bytes; a message may also be freed by protobuf-c's default allocator.
- */
+/* Memory that is counted, beneath pb_arena.h. Live bytes never pass max_bytes. */
 struct pb_budget {
     size_t max_bytes;
     size_t live_bytes;

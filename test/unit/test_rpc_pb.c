@@ -280,13 +280,60 @@ START_TEST(the_budget_counts_live_bytes)
 }
 END_TEST
 
+/* A tensor with long texts and n placements, the i-th Shard(i): both kinds of pieces that a message's memory comes in. */
+static size_t long_tensor(uint32_t n, uint8_t *ret)
+{
+    uint8_t *at = ret;
+    for (int text = 0; text < 2; text++) {
+        *at++ = text == 0 ? 0x0a : 0x22; /* name, mesh */
+        *at++ = 700 % 128 | 0x80;
+        *at++ = 700 / 128;
+        memset(at, text == 0 ? 'w' : 'm', 700);
+        at += 700;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t placement[] = {0x2a, 6, 0x08, 0x01, 0x10, 0, 0, 0};
+        memcpy(at, placement, sizeof placement);
+        at[5] = (uint8_t)(2 * i % 128 | 0x80); /* sint32 */
+        at[6] = (uint8_t)(2 * i / 128 % 128 | 0x80);
+        at[7] = (uint8_t)(2 * i / 128 / 128);
+        at += sizeof placement;
+    }
+    return (size_t)(at - ret);
+}
+
+START_TEST(a_message_of_many_pieces_comes_out_whole)
+{
+    enum { N = 20000 };
+    static uint8_t bytes[2048 + 8 * N];
+    const struct pb_limits limits = {.max_repeated = N};
+    void *message = NULL;
+    struct err e = {0};
+    size_t n = long_tensor(N, bytes);
+    int r = pb_unpack(TENSOR, bytes, n, &limits, &message, &e);
+    ck_assert_msg(r == 0, "%s", err_text(&e, r));
+    const Reshard__V1__Tensor *t = message;
+    ck_assert_uint_eq(strlen(t->name), 700);
+    ck_assert_uint_eq(strspn(t->name, "w"), 700);
+    ck_assert_uint_eq(strspn(t->mesh, "m"), 700);
+    ck_assert_uint_eq(t->n_placements, N);
+    for (uint32_t i = 0; i < N; i++) {
+        ck_assert_int_eq(t->placements[i]->kind, 1);
+        ck_assert_int_eq(t->placements[i]->dim, (int)i);
+    }
+    pb_free(message);
+}
+END_TEST
+
 START_TEST(a_failed_allocation_of_an_unpack_leaves_nothing)
 {
-    static const char bytes[] = "\x0a\x01w\x12\x03\x08\xac\x02\x22\x02tp\x2a\x04\x08\x01\x10\x02";
+    enum { N = 1000 }; /* more than a block of small pieces */
+    static uint8_t bytes[2048 + 8 * N];
+    size_t n = long_tensor(N, bytes);
     for (long i = 1;; i++) {
         void *message = NULL;
         mem_fail_at(i);
-        int r = pb_unpack(TENSOR, bytes, sizeof bytes - 1, NULL, &message, NULL);
+        int r = pb_unpack(TENSOR, bytes, n, NULL, &message, NULL);
         int struck = mem_failed();
         mem_fail_at(0);
         ck_assert_int_eq(r, struck ? RS_EEXHAUSTED : 0);
@@ -301,6 +348,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(an_ordinary_message_comes_out_as_it_went_in)                                                 \
+    X(a_message_of_many_pieces_comes_out_whole)                                                    \
     X(nothing_at_all_is_an_empty_message)                                                          \
     X(packed_runs_may_be_empty_and_several)                                                        \
     X(malformed_bytes_are_refused)                                                                 \
