@@ -1,0 +1,240 @@
+/* Rules of the decider that nothing else notices the lack of (scripts/mutants). */
+#include "test/unit/test_refit_bed.h"
+
+static const struct refit_worker *worker(const struct bed *b, uint64_t id)
+{
+    return refit_find_worker(b->r, id);
+}
+
+static void submit_with(struct bed *b, uint64_t version, const char *id, const char *layout_name,
+                        uint32_t min)
+{
+    uint8_t content[16] = {1};
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t)layout_name,
+                                  .min_instances = min};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.cookie = ++b->next_cookie;
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    step(b, ev);
+}
+
+/* Planned, prepared and started where both nodes take part. */
+static void until_transfer(struct bed *b)
+{
+    planned(b);
+    node_event(b, REFIT_EV_PREPARED, 0);
+    node_event(b, REFIT_EV_PREPARED, 1);
+}
+
+/* --- what memory holds --- */
+
+/* One rank of an instance that is not whole claims to hold the version that is committed without it, as other content. */
+START_TEST(who_took_no_part_does_not_hold_what_was_committed_under_the_number)
+{
+    for (int in_place = 0; in_place < 2; in_place++) {
+        enum refit_receive receive = in_place ? REFIT_IN_PLACE : REFIT_STAGED_RECEIVE;
+        struct bed b;
+        bed_init(&b);
+        layout(&b, REFIT_SOURCE, "train", 1, 1);
+        layout(&b, REFIT_DESTINATION, "rollout", 4, 2);
+        node_up(&b, 0);
+        (void)attach(
+            &b, (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+        for (uint32_t rank = 0; rank < 2; rank++)
+            (void)attach(&b, (struct attach){11 + rank, 0, REFIT_DESTINATION, "rollout", rank,
+                                             receive, true, 0, 0});
+        step(&b, (struct refit_event){.type = REFIT_EV_ATTACHED,
+                                      .cookie = ++b.next_cookie,
+                                      .attached = {.worker = 13,
+                                                   .side = REFIT_DESTINATION,
+                                                   .layout_name = "rollout",
+                                                   .rank = 2,
+                                                   .receive = receive,
+                                                   .uncommitted = 1,
+                                                   .uncommitted_content = 4711}});
+        ck_assert_uint_eq(worker(&b, 13)->held, 1);
+        submit_with(&b, 1, "a", "rollout", 1);
+        publish(&b, 1, 1, 11);
+        planned(&b);
+        node_event(&b, REFIT_EV_PREPARED, 0);
+        ready(&b, 11, 1);
+        ready(&b, 12, 1);
+        node_event(&b, REFIT_EV_STAGED, 0);
+        ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+        ck_assert_uint_eq(worker(&b, 11)->held, 1);
+        ck_assert_uint_eq(worker(&b, 13)->held, 0);
+        ck_assert_int_eq(worker(&b, 13)->torn, in_place);
+        bed_close(&b);
+    }
+}
+END_TEST
+
+/* A retry finds that what a node holds from the first attempt differs, without saying of which worker. */
+START_TEST(a_node_whose_memory_differs_holds_nothing_whoever_it_was)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    node_event(&b, REFIT_EV_STAGED, 1);
+    (void)abort_version(&b, 1);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    node_event(&b, REFIT_EV_QUIESCED, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    (void)submit(&b, 1, "b", 1);
+    publish_all(&b, 1);
+    until_transfer(&b);
+    ck_assert(refit_holds_already(b.r, worker(&b, 12)));
+    node_failed(&b, 1, 0);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
+/* --- who takes part --- */
+
+START_TEST(an_instance_that_was_left_out_catches_up_after_the_commit)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.feed = b.r->config.catch_up = true;
+    submit_with(&b, 1, "a", "rollout", 1);
+    publish_all(&b, 1);
+    until_transfer(&b);
+    step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
+                                  .node = {.node = 1,
+                                           .attempt = b.r->attempt_high,
+                                           .code = RS_EIO,
+                                           .text = "its disk",
+                                           .worker = 12}});
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    node_event(&b, REFIT_EV_QUIESCED, 1);
+    planned(&b); /* again, without instance 1 */
+    ck_assert(!worker(&b, 12)->taking_part);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_ptr_nonnull(b.r->in_flight);
+    ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
+    ck_assert(worker(&b, 12)->taking_part);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_layout_that_the_policy_names_is_waited_for)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    submit_with(&b, 1, "a", "eval", 1);
+    publish_all(&b, 1);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "layout 'eval'"));
+    layout(&b, REFIT_DESTINATION, "eval", 1, 1);
+    (void)attach(
+        &b, (struct attach){21, 0, REFIT_DESTINATION, "eval", 0, REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert(worker(&b, 21)->taking_part);
+    bed_close(&b);
+}
+END_TEST
+
+/* --- what ends an attempt --- */
+
+START_TEST(no_nodes_failure_ends_what_has_been_staged)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    node_failed(&b, 1, 12);
+    node_failed(&b, 0, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
+    (void)verdict(&b, 11, 1, true);
+    (void)verdict(&b, 12, 1, true);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(an_epoch_that_can_not_be_recorded_ends_the_attempt)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish_all(&b, 1);
+    b.hold = true;
+    (void)submit(&b, 1, "a", 1);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, RS_EEXHAUSTED); /* the epoch */
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "epoch"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(nothing_is_planned_while_the_epoch_is_being_written)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish_all(&b, 1);
+    b.hold = true;
+    (void)submit(&b, 1, "a", 1);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0);
+    uint64_t epoch = did(&b, REFIT_DO_PERSIST)->a.sequence;
+    tick(&b, 1);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_ptr_null(did(&b, REFIT_DO_PERSIST));
+    written(&b, epoch, 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_turn_that_can_not_be_recorded_begins_nothing)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    (void)submit(&b, 2, "b", 2);
+    publish_all(&b, 2);
+    b.hold = true;
+    (void)abort_version(&b, 1);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0); /* its end */
+    ck_assert_uint_eq(b.r->in_flight->version, 2);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, RS_EEXHAUSTED);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_int_eq(phase(&b, 2), REFIT_ABORTING);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0);
+    ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(what_a_node_that_has_failed_says_of_staged_counts_for_nothing)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
+                                  .node = {.node = 1,
+                                           .attempt = b.r->attempt_high,
+                                           .code = RS_EIO,
+                                           .text = "its network"}});
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(who_took_no_part_does_not_hold_what_was_committed_under_the_number)                          \
+    X(a_node_whose_memory_differs_holds_nothing_whoever_it_was)                                    \
+    X(an_instance_that_was_left_out_catches_up_after_the_commit)                                   \
+    X(a_layout_that_the_policy_names_is_waited_for)                                                \
+    X(no_nodes_failure_ends_what_has_been_staged)                                                  \
+    X(an_epoch_that_can_not_be_recorded_ends_the_attempt)                                          \
+    X(nothing_is_planned_while_the_epoch_is_being_written)                                         \
+    X(a_turn_that_can_not_be_recorded_begins_nothing)                                              \
+    X(what_a_node_that_has_failed_says_of_staged_counts_for_nothing)
+#include "test/lib/main.h"
