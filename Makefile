@@ -391,7 +391,7 @@ install: all
 
 help:
 	@echo "all check demo bench fuzz install lint format clean"
-	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once)"
+	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once); check-model (spin); mutants MUTANTS=--first (the decider's rules)"
 	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
 	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory NODES=1 RATE="
 

@@ -986,6 +986,8 @@ START_TEST(after_a_restart_a_version_is_committed_or_aborted)
     ck_assert_int_eq(phase(&b, 7), REFIT_ABORTED);
     ck_assert_int_eq(phase(&b, 99), REFIT_NONE);
     ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 6)->reason, "restarted"));
+    for (uint64_t v = 5; v <= 7; v++) /* of what has ended nothing is read any more */
+        ck_assert(refit_find_version(b.r, v)->source_released);
     ck_assert_uint_eq(count(&b, REFIT_DO_PERSIST), 1);
     ck_assert(b.r->n_aborted == 2 && b.r->n_committed == 1);
     ck_assert_uint_eq(answer(&b, submit(&b, 5, "x", 1))->a.attempt, 6); /* the same answer */

@@ -107,6 +107,26 @@ static void bed_init(struct bed *b, enum member_state state)
 
 static const enum member_state ACTIVE[] = {MEMBER_PREPARING, MEMBER_PREPARED, MEMBER_STARTED};
 
+START_TEST(a_prepare_for_a_data_plane_that_has_died_since_is_refused)
+{
+    struct bed b;
+    bed_init(&b, MEMBER_IDLE);
+    (void)event(&b, MEMBER_EV_DATA_PLANE_DEAD);
+    (void)step(&b, (struct member_event){.type = MEMBER_EV_DATA_PLANE_UP, .data_plane = 2});
+    struct member_event prepare = {.type = MEMBER_EV_PREPARE,
+                                   .session = 1,
+                                   .attempt = 3,
+                                   .version = 7,
+                                   .epoch = 5,
+                                   .data_plane = 1};
+    ck_assert_str_eq(step(&b, prepare), "FAILED 3");
+    ck_assert_ptr_nonnull(strstr(failed_text(&b), "replaced"));
+    prepare.attempt = 4;
+    prepare.data_plane = 2;
+    ck_assert_str_eq(step(&b, prepare), "plan 4");
+}
+END_TEST
+
 START_TEST(an_attempt_goes_through_every_state_and_ends_idle)
 {
     struct bed b;
@@ -427,6 +447,7 @@ START_TEST(whatever_comes_the_invariants_hold)
 END_TEST
 
 #define TESTS(X)                                                                                   \
+    X(a_prepare_for_a_data_plane_that_has_died_since_is_refused)                                   \
     X(an_attempt_goes_through_every_state_and_ends_idle)                                           \
     X(an_abort_is_answered_when_the_data_plane_is_quiet_in_every_state)                            \
     X(orders_of_another_session_do_nothing)                                                        \

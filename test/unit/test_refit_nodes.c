@@ -673,6 +673,19 @@ START_TEST(a_retry_after_the_release_is_fed_by_who_holds_the_version_whole)
 }
 END_TEST
 
+START_TEST(who_holds_other_content_under_the_number_feeds_no_retry)
+{
+    struct bed b;
+    read_then_failed(&b, true, 1);
+    tells(&b, 12, 1, 4711); /* its node is another now, and knows of other bytes there */
+    ck_assert_uint_eq(worker(&b, 12)->held, 1);
+    submit_read(&b, 1, "b", 2);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 2);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_retry_after_the_release_without_a_holder_ends_as_source_gone)
 {
     struct bed b;
@@ -851,6 +864,25 @@ START_TEST(a_newcomer_gets_the_newest_committed_version_from_a_replica_by_itself
                       20); /* 10 of each node, apart from the version's */
     ck_assert_uint_eq(refit_find_version(b.r, 1)->bytes.landed, 20);
     ck_assert_uint_eq(refit_find_version(b.r, 1)->attempt, 1);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(nobody_feeds_a_newcomer_while_it_applies)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.feed = b.r->config.catch_up = true;
+    to_accepting(&b, 1, "a");
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    (void)apply(&b, 11, 1, false);
+    leave(&b, 12, false);
+    (void)attach(&b, (struct attach){22, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
+                                     true, 0, 0});
+    ck_assert_ptr_null(b.r->in_flight);
+    applied(&b, 11, 1, 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_SENDS);
     bed_close(&b);
 }
 END_TEST
@@ -1259,6 +1291,8 @@ END_TEST
     X(an_uncommitted_claim_counts_as_committed_only_with_the_committed_content)                    \
     X(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)                            \
     X(a_retry_after_the_release_is_fed_by_who_holds_the_version_whole)                             \
+    X(who_holds_other_content_under_the_number_feeds_no_retry)                                     \
+    X(nobody_feeds_a_newcomer_while_it_applies)                                                    \
     X(a_retry_after_the_release_without_a_holder_ends_as_source_gone)                              \
     X(where_nobody_lacks_anything_a_retry_commits_without_a_plan)                                  \
     X(a_layout_that_cannot_feed_is_not_asked_again_for_that_version)                               \

@@ -227,6 +227,216 @@ START_TEST(what_a_node_that_has_failed_says_of_staged_counts_for_nothing)
 }
 END_TEST
 
+/* --- membership --- */
+
+START_TEST(nobody_catches_up_with_what_a_member_knows_not_to_be_the_newest)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.feed = b.r->config.catch_up = true;
+    whole(&b, 1, "a");
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_UP, .node = {.node = 1, .committed = 5}});
+    leave(&b, 12, false);
+    (void)attach(&b, (struct attach){22, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
+                                     true, 0, 0});
+    ck_assert_ptr_null(b.r->in_flight);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_applies_is_waited_for_and_said_to_apply)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_accepting(&b, 1, "a");
+    (void)apply(&b, 11, 1, false);
+    (void)submit(&b, 2, "b", 2);
+    publish_all(&b, 2);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 2), "rollout/rank 0 (applying)"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_node_that_is_lost_makes_a_new_epoch)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    ck_assert_uint_eq(refit_find_version(b.r, 1)->epoch, 1);
+    step(&b,
+         (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1, .expelled = true}});
+    submit_with(&b, 2, "b", "rollout", 1);
+    publish_all(&b, 2);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert_uint_eq(did(&b, REFIT_DO_PLAN)->a.epoch, 2);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(no_attempt_goes_to_a_node_that_is_silent)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    step(&b, (struct refit_event){.type = REFIT_EV_NODE_SILENT, .node = {.node = 1}});
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "its node is silent"));
+    node_up(&b, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+static uint64_t drain(struct bed *b, uint32_t node)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){
+                .type = REFIT_EV_DRAIN, .cookie = cookie, .drain = {.node = node, .on = true}});
+    return cookie;
+}
+
+START_TEST(a_worker_of_a_drained_node_stays_while_it_applies)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_accepting(&b, 1, "a");
+    uint64_t asked = apply(&b, 12, 1, false), drained = drain(&b, 1);
+    ck_assert_ptr_null(answer(&b, drained));
+    applied(&b, 12, 1, 0);
+    ck_assert_int_eq(code(&b, asked), 0);
+    ck_assert_int_eq(code(&b, drained), 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_layout_whose_workers_have_all_been_drained_is_not_waited_for)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    layout(&b, REFIT_DESTINATION, "eval", 1, 1);
+    (void)attach(
+        &b, (struct attach){21, 1, REFIT_DESTINATION, "eval", 0, REFIT_STAGED_RECEIVE, true, 0, 0});
+    ck_assert_int_eq(code(&b, drain(&b, 1)), 0);
+    submit_with(&b, 1, "a", "rollout", 1);
+    publish_all(&b, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+/* --- a version's turn --- */
+
+/* In an epoch that is durable already, so that nothing else holds the plan up. */
+START_TEST(a_turn_begins_once_its_attempt_is_durable)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    (void)submit(&b, 2, "b", 2);
+    publish_all(&b, 2);
+    (void)abort_version(&b, 1);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    b.hold = true;
+    node_event(&b, REFIT_EV_QUIESCED, 1);
+    written(&b, did(&b, REFIT_DO_PERSIST)->a.sequence, 0); /* the end of version 1 */
+    publish_all(&b, 2);                                    /* it has let the sources go */
+    ck_assert_uint_eq(b.r->in_flight->version, 2);
+    ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
+    written(&b, b.r->sequence, 0);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_verdict_counts_for_the_attempt_that_it_names)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)abort_version(&b, 1);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    node_event(&b, REFIT_EV_QUIESCED, 1);
+    to_accepting(&b, 1, "b");
+    ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
+    uint64_t late = ++b.next_cookie;
+    step(&b, (struct refit_event){.type = REFIT_EV_VERDICT,
+                                  .cookie = late,
+                                  .verdict = {12, 1, 1, false, "of the first attempt"}});
+    ck_assert_int_eq(code(&b, late), RS_EABORTED);
+    (void)verdict(&b, 11, 1, true);
+    (void)verdict(&b, 12, 1, true);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(no_verdict_is_added_to_a_commit_that_is_being_written)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    submit_with(&b, 1, "a", "rollout", 1);
+    publish_all(&b, 1);
+    until_transfer(&b);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    node_event(&b, REFIT_EV_STAGED, 1);
+    b.hold = true;
+    (void)verdict(&b, 11, 1, true);
+    const struct seen *commit = did(&b, REFIT_DO_PERSIST);
+    ck_assert_uint_eq(commit->n_acceptances, 1);
+    uint64_t sequence = commit->a.sequence;
+    ck_assert_int_eq(code(&b, verdict(&b, 12, 1, false)), RS_EABORTED);
+    ck_assert_int_eq(worker(&b, 12)->verdict, REFIT_WORKER_NO_VERDICT);
+    written(&b, sequence, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+/* Its node says that it has fingerprinted it; but nobody here knows of such a commit. */
+START_TEST(live_memory_beyond_the_newest_commit_is_not_believed)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    leave(&b, 12, false);
+    (void)attach(&b, (struct attach){22, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
+                                     true, 9, 9});
+    ck_assert_uint_eq(worker(&b, 22)->applied, 0);
+    ck_assert_uint_eq(worker(&b, 22)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(an_instance_is_left_out_of_one_version_only)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    submit_with(&b, 1, "a", "rollout", 1);
+    publish_all(&b, 1);
+    until_transfer(&b);
+    step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
+                                  .node = {.node = 1,
+                                           .attempt = b.r->attempt_high,
+                                           .code = RS_EIO,
+                                           .text = "its disk",
+                                           .worker = 12}});
+    (void)submit(&b, 2, "b", 2);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    node_event(&b, REFIT_EV_QUIESCED, 1);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    (void)apply(&b, 11, 1, false);
+    applied(&b, 11, 1, 0);
+    publish_all(&b, 2);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert(worker(&b, 12)->taking_part);
+    bed_close(&b);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(who_took_no_part_does_not_hold_what_was_committed_under_the_number)                          \
     X(a_node_whose_memory_differs_holds_nothing_whoever_it_was)                                    \
@@ -236,5 +446,16 @@ END_TEST
     X(an_epoch_that_can_not_be_recorded_ends_the_attempt)                                          \
     X(nothing_is_planned_while_the_epoch_is_being_written)                                         \
     X(a_turn_that_can_not_be_recorded_begins_nothing)                                              \
-    X(what_a_node_that_has_failed_says_of_staged_counts_for_nothing)
+    X(what_a_node_that_has_failed_says_of_staged_counts_for_nothing)                               \
+    X(nobody_catches_up_with_what_a_member_knows_not_to_be_the_newest)                             \
+    X(who_applies_is_waited_for_and_said_to_apply)                                                 \
+    X(a_node_that_is_lost_makes_a_new_epoch)                                                       \
+    X(no_attempt_goes_to_a_node_that_is_silent)                                                    \
+    X(a_worker_of_a_drained_node_stays_while_it_applies)                                           \
+    X(a_layout_whose_workers_have_all_been_drained_is_not_waited_for)                              \
+    X(a_turn_begins_once_its_attempt_is_durable)                                                   \
+    X(a_verdict_counts_for_the_attempt_that_it_names)                                              \
+    X(no_verdict_is_added_to_a_commit_that_is_being_written)                                       \
+    X(live_memory_beyond_the_newest_commit_is_not_believed)                                        \
+    X(an_instance_is_left_out_of_one_version_only)
 #include "test/lib/main.h"
