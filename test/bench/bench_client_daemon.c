@@ -6,7 +6,8 @@
  *                   made meanwhile (counted and timed inside it by fsync_clock.so)
  *   get_committed   rate of GetCommitted, 64 in flight and 2,000 WatchCommitted streams open,
  *                   against a bare C core echo of the same request; rounds in turn, the median of
- *                   their ratios
+ *                   their ratios; and commits while 1,000 long polls wait for each of them,
+ *                   alone and while the large model attaches and is refitted (CASES.md E15)
  *   daemon_memory   both processes with 70,000 tensors on 8 local workers, attached, through two
  *                   refits: the most that they ever had, by share (Pss), clients' segments apart
  *
@@ -27,6 +28,9 @@ enum {
     ROUNDS = 61, /* short ones: both of a pair find the machine as busy */
     CALLS = 1500,
     WATCHERS = 2000,
+    HERD = 1000,
+    HERD_VERSIONS = 50,
+    HERD_MOST_VERSIONS = 2000,
     LARGE_TENSORS = 70000,
     LARGE_SIDE = 4, /* workers of each side */
     LARGE_REFITS = 2,
@@ -321,6 +325,9 @@ static void get_committed(struct bench *b)
 
 /* --- a large model --- */
 
+#define LARGE_SETTINGS                                                                             \
+    "[devices]\ndevices = 8\ndomains = 0-3 4-7\nring_slots = 1\nchunk_bytes = 256 KiB\n"
+
 /* Experts as TP cuts them: gate and up by rows, down by columns; the shapes are tiny, the names and
  * the number of tensors are Kimi-K2's. */
 static char *large_json(const char *name, bool destination)
@@ -438,9 +445,7 @@ static void daemon_memory(struct bench *b)
     struct sampler s = {0};
     struct pinger p = {.ms = calloc(MAX_PINGS, sizeof *p.ms)};
     double refit_s[LARGE_REFITS];
-    bench_daemon_start(&d, b->build,
-                       "[devices]\ndevices = 8\ndomains = 0-3 4-7\nring_slots = 1\n"
-                       "chunk_bytes = 256 KiB\n");
+    bench_daemon_start(&d, b->build, LARGE_SETTINGS);
     empty_start(&x, d.socket);
     (void)empty_refit(&x, 1);
     s.pid = d.pid;
@@ -486,6 +491,140 @@ static void daemon_memory(struct bench *b)
                    "median %.2f, most %.1f ms of %zu calls",
                    LARGE_TENSORS, quantile(p.ms, p.n, 0.5), quantile(p.ms, p.n, 1), p.n);
     free(p.ms);
+}
+
+/* --- a herd of pollers --- */
+
+struct herd {
+    struct empty x;
+    struct bare_client client;
+    struct bare_ask asks[HERD + 1];
+    uint64_t version;                                 /* the newest */
+    double commit_ms[HERD_MOST_VERSIONS], *answer_ms; /* each version's; HERD of each */
+    size_t n;
+    pthread_t thread; /* while it collects the answers of one version */
+    uint64_t began_ns;
+};
+
+/* GetCommittedRequest of model "empty": newer_than, wait_ms (both below 2^21). */
+static size_t ask_newer(uint8_t *at, uint64_t newer_than, uint32_t wait_ms)
+{
+    const uint64_t values[] = {newer_than, wait_ms};
+    size_t n = sizeof ask_empty;
+    memcpy(at, ask_empty, n);
+    for (unsigned i = 0; i < 2; i++) {
+        at[n++] = (uint8_t)((i + 2) << 3);
+        for (int k = 0; k < 3; k++)
+            at[n++] = (uint8_t)((values[i] >> (7 * k) & 0x7f) | (k < 2 ? 0x80 : 0));
+    }
+    return n;
+}
+
+static void *herd_collect(void *arg)
+{
+    struct herd *h = arg;
+    double *ms = h->answer_ms + h->n * HERD;
+    for (unsigned i = 0; i < HERD; i++) {
+        grpc_event e =
+            grpc_completion_queue_next(h->client.cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+        ms[i] = seconds_since(h->began_ns) * 1e3;
+        bare_end(e.tag, 0);
+    }
+    return NULL;
+}
+
+/* All polls wait for the next version: an answered call after them on their connection shows that they came. */
+static void herd_wait(struct herd *h)
+{
+    uint8_t data[sizeof ask_empty + 8];
+    size_t n = ask_newer(data, h->version, WAIT_MS);
+    for (unsigned i = 0; i < HERD; i++)
+        bare_start(&h->client, &h->asks[i], GET, data, n, false);
+    n = ask_newer(data, 0, 0);
+    bare_start(&h->client, &h->asks[HERD], GET, data, n, false);
+    grpc_event e =
+        grpc_completion_queue_next(h->client.cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    if (e.tag != &h->asks[HERD])
+        bench_die("a poll was answered before there was anything to tell");
+    bare_end(e.tag, 0);
+}
+
+static void herd_version(struct herd *h)
+{
+    herd_wait(h);
+    h->began_ns = clock_mono_ns();
+    (void)pthread_create(&h->thread, NULL, herd_collect, h);
+    h->commit_ms[h->n] = empty_refit(&h->x, ++h->version) * 1e3;
+    (void)pthread_join(h->thread, NULL);
+    empty_done(&h->x, h->version);
+    h->n++;
+}
+
+struct large {
+    pthread_t thread;
+    const char *socket_path;
+    struct peer sources[LARGE_SIDE], destinations[LARGE_SIDE];
+    _Atomic bool done;
+};
+
+static void *large_run(void *arg)
+{
+    struct large *l = arg;
+    large_attach(l->sources, l->destinations, l->socket_path);
+    for (uint64_t v = 1; v <= LARGE_REFITS; v++)
+        large_refit(l->sources, l->destinations, v);
+    l->done = true;
+    return NULL;
+}
+
+static void herd_row(struct bench *b, struct herd *h, const char *name, const char *meanwhile)
+{
+    double commit = quantile(h->commit_ms, h->n, 0.99);
+    struct row *row = add_row(b, name, commit, "ms", "the limit", commit / 100);
+    set_aim(row, 100, false);
+    (void)snprintf(row->note, sizeof row->note,
+                   "99th percentile of submit to commit, fsyncs included, with %d long polls woken "
+                   "by each of %zu versions%s; median %.2f, most %.1f ms; polls, from the submit: "
+                   "median %.1f, 99th percentile %.1f, most %.1f ms",
+                   HERD, h->n, meanwhile, quantile(h->commit_ms, h->n, 0.5),
+                   quantile(h->commit_ms, h->n, 1), quantile(h->answer_ms, h->n * HERD, 0.5),
+                   quantile(h->answer_ms, h->n * HERD, 0.99),
+                   quantile(h->answer_ms, h->n * HERD, 1));
+    h->n = 0;
+}
+
+static void herd(struct bench *b)
+{
+    static struct herd h;
+    static struct large l;
+    struct bench_daemon d;
+    char token[MEMORY_SOCKET_TOKEN_BYTES];
+    h.answer_ms = calloc((size_t)HERD_MOST_VERSIONS * HERD, sizeof *h.answer_ms);
+    if (h.answer_ms == NULL)
+        bench_die("no memory");
+    bench_daemon_start(&d, b->build, LARGE_SETTINGS);
+    empty_start(&h.x, d.socket);
+    bench_hello(d.socket, token);
+    bare_open(&h.client, d.socket, token);
+    (void)empty_refit(&h.x, ++h.version);
+    empty_done(&h.x, h.version);
+    for (int i = 0; i < HERD_VERSIONS; i++)
+        herd_version(&h);
+    herd_row(b, &h, "get_committed/commit-1000-polls", "");
+    l.socket_path = d.socket;
+    (void)pthread_create(&l.thread, NULL, large_run, &l);
+    while (!l.done && h.n < HERD_MOST_VERSIONS)
+        herd_version(&h);
+    (void)pthread_join(l.thread, NULL);
+    herd_row(b, &h, "get_committed/commit-1000-polls-and-attach",
+             ", while 8 workers with 70000 tensors attach and are refitted");
+    for (int i = 0; i < LARGE_SIDE; i++) {
+        peer_close(&l.sources[i]);
+        peer_close(&l.destinations[i]);
+    }
+    empty_stop(&h.x);
+    free(h.answer_ms);
+    bench_daemon_stop(&d);
 }
 
 /* --- main --- */
@@ -545,6 +684,8 @@ int main(int argc, char **argv)
         empty_commit(&b);
     if (wanted(&b, "get_committed"))
         get_committed(&b);
+    if (wanted(&b, "get_committed"))
+        herd(&b);
     if (wanted(&b, "daemon_memory"))
         daemon_memory(&b);
     echo_stop(&b);

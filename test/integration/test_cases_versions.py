@@ -51,7 +51,7 @@ the daemon itself
   restarts faster than a heartbeat        here: a_restart_that_nobody_saw…; I test_faults: Restarts; scripts/faults: twice
   a client killed while it registers      I test_hostile: attaches_that_stop_at_each_message; here: killed_while_registering…
   a thundering herd                       here: a_herd_of_pollers…; I test_daemon: one_commit_wakes…, ends_of_polls_are_spread;
-                                          U client_fake: a_restarted_daemon…
+                                          U client_fake: a_restarted_daemon…; make bench: get_committed/commit-1000-polls
   before any version                      I test_daemon: before_any_version
 
 a death that no library reports           here: a_killed_process_is_found_within_two_seconds
@@ -680,12 +680,12 @@ def half(path, stage):
 
 class Herds(Case):
     def test_a_herd_of_pollers_does_not_hold_up_commits(self):
-        # Three hundred long polls, woken by each commit, and again at once.
+        # A thousand long polls, woken by each commit, and again at once.
         d = self.daemon()
         f = small(d, automatic=True)
         f.refit(1)
         apply_all(f, 1)
-        stub, last, herd = d.refit(), 8, 300
+        stub, last, herd = d.refit(), 8, 1000
         ended, failures = threading.Semaphore(0), []
 
         def poll(newer):
