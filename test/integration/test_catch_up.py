@@ -480,7 +480,9 @@ class TwoNodes(unittest.TestCase):
         def start_damaged(names=None):
             with unittest.mock.patch.dict(os.environ, RESHARD_DAMAGE="flipped-bit:1"):
                 cluster["n1"].start(wait=None)  # nothing lands there before the catch-up
-            return start([x for x in cluster.names if x != "n1"])
+            start([x for x in cluster.names if x != "n1"])
+            cluster.wait_joined(cluster.names)
+            return cluster
 
         cluster.start = start_damaged
         nodes.of_case(self, cluster)
