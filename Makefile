@@ -218,6 +218,8 @@ check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
 check-standin: export RESHARD_BACKEND := standin
 check-standin: export RESHARD_SEGMENTS := $(or $(SEGMENTS),mixed)
+# Python can't load sanitized libraries; those of a plain build are the same to a client (CU_BUILD has them).
+check-standin: export RESHARD_CLIENT_STANDIN := $(if $(SANITIZE),$(abspath $(CU_BUILD)/standin))
 STANDIN_RUN = scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin$(1) --label "$(LABEL)stand-in $(2)"
 ifeq ($(CUDA),1)
 check-standin: $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS) \
