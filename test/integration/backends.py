@@ -40,6 +40,7 @@ FILES = {
     "test_bench_cases.py": File(OFFLINE),
     "test_cases.py": EVERYWHERE,
     "test_cases_versions.py": EVERYWHERE,
+    "test_cases_nccl.py": File(OFFLINE),
     "test_casts.py": EVERYWHERE,
     "test_catch_up.py": EVERYWHERE,
     "test_crash.py": EVERYWHERE,
