@@ -263,6 +263,61 @@ class HandedOver(unittest.TestCase):
                 self.assertIn(word, r.stdout)
 
 
+    def test_case_c24_two_clients_of_equal_pid_in_two_namespaces_are_two(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
+                   "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
+                   "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
+                   "l = Layout('train', 1, [mesh('x', [1])], [tensor('w', [64, 64], 'int32', 'x', [None])])\n"
+                   "w = GpuWorker(GpuClient(There(), Cuda(), VMM), sys.argv[3], pb.SIDE_SOURCE, l, 0, 0)\n"
+                   "w.publish(1)\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n")
+        with Counters() as counters, Daemon() as d:
+            argv = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program,
+                    os.path.dirname(os.path.abspath(__file__)), d.socket]
+            with contextlib.ExitStack() as stack:
+                clients = []
+                for model in ("a", "b"):
+                    p = stack.enter_context(subprocess.Popen(
+                        [*argv, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                        env={k: v for k, v in os.environ.items() if k != "STANDIN_COUNTERS"}))
+                    stack.callback(p.kill)
+                    clients.append(p)
+                said = [p.stdout.readline() for p in clients]
+                if any(s == "" for s in said) and "Operation not permitted" in clients[0].stderr.read():
+                    self.skipTest("no right to make a pid namespace")
+                self.assertEqual(said, ["1\n", "1\n"])  # each the first of its own
+                workers = lambda: {m.model: [(w.worker, w.pid) for w in m.workers if w.state != pb.WORKER_GONE]
+                                   for m in d.admin().Status(pb.StatusRequest(), timeout=WAIT_S).models}
+                both = workers()
+                (a, pid_a), = both["a"]
+                (b, pid_b), = both["b"]
+                self.assertNotEqual((a, pid_a), (b, pid_b))
+                self.assertNotEqual(pid_a, pid_b)  # the daemon's numbers, not theirs
+                self.assertEqual(counters.of(0, Counters.OPEN), 2)
+                os.kill(pid_a, signal.SIGKILL)
+                counters.wait_open(0, 1, 2 * SLOW)
+                self.assertEqual(workers()["b"], [(b, pid_b)])
+                self.assertEqual(workers().get("a", []), [])
+
+
+    def test_case_c24_a_client_that_the_daemon_can_not_see_is_told_why_and_vmm_memory_is_taken(self):
+        class Inside(Daemon):
+            def argv(self):
+                return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *super().argv()]
+
+        if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no right to make a pid namespace")
+        with Inside() as d:
+            c = GpuClient(d, CUDA)
+            p = CUDA.malloc(0, 1 << 16)
+            with self.refused(-4, "pid namespace", "--pid=host", "VMM"):
+                c.hand_over(IPC, 4096, CUDA.uuid(0), 0, 1 << 16, CUDA.ipc_handle(p))
+            CUDA.free(p)
+            f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1], kind=VMM)
+            f.refit(1)
+            f.destinations[0].apply(1)
+            self.assertEqual(f.destinations[0].wrong(1), [])
+
+
 @on_standin
 class Lives(unittest.TestCase):
     """Memory that goes: freed and made again, asleep, with its owner."""
@@ -272,7 +327,7 @@ class Lives(unittest.TestCase):
             rollout = GpuClient(d, CUDA)
             w = GpuWorker(rollout, "m", pb.SIDE_DESTINATION, one_destination(), 0, 1, pb.RECEIVE_STAGED, True)
             trainer, allocated, addresses = GpuClient(d, CUDA), None, []
-            for version in range(1, 31):
+            for version in range(1, 201):
                 s = GpuWorker(trainer, "m", pb.SIDE_SOURCE, one_source(), 0, 0)
                 addresses.append(s.memory.base)
                 s.write(version)

@@ -222,6 +222,7 @@ static unsigned early_reads(struct fixture *f, bool with_event, unsigned rounds)
     return early;
 }
 
+/* CASES.md B22; the next one is what shows where the event is missing. */
 START_TEST(an_event_orders_two_streams_under_delays)
 {
     struct fixture f = open_with((struct device_host_options){.seed = 6, .max_delay_us = 300});
