@@ -629,7 +629,8 @@ class Libreshard(unittest.TestCase):
             w = GpuWorker(GpuClient(d, CUDA), "m", pb.SIDE_DESTINATION, one_destination(), 0, 3, pb.RECEIVE_STAGED, True)
             for version in range(1, 6):
                 self.refit(d, library, worker, p, w, version, after=True)
-            stream = self.write_late(p, b"x")
+            stream = ctypes.c_void_p()
+            CUDA.ok(CUDA.runtime.cudaStreamCreateWithPriority(ctypes.byref(stream), 1, 0))
             with self.refused(-1, "cudaEventInterprocess"):
                 library.publish_after(worker, 6, self.event_behind(stream, 2))
             library.close()

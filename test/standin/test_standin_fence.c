@@ -278,6 +278,8 @@ START_TEST(a_data_plane_whose_gpu_hangs_ends_itself_once_its_lease_is_over)
     uint64_t until = send_lease(&r, 100);
     ck_assert_int_eq(end_of(r.child, 10000), EXIT_FAILURE);
     ck_assert_uint_ge(clock_mono_ns(), until + FENCE_DRAIN_MS * UINT64_C(1000000));
+    (void)close(r.control);
+    rig_free(&r);
 }
 END_TEST
 
