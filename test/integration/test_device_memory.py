@@ -268,7 +268,8 @@ class HandedOver(unittest.TestCase):
                    "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
                    "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
                    "l = Layout('train', 1, [mesh('x', [1])], [tensor('w', [64, 64], 'int32', 'x', [None])])\n"
-                   "w = GpuWorker(GpuClient(There(), Cuda(), VMM), sys.argv[3], pb.SIDE_SOURCE, l, 0, 0)\n"
+                   "c = GpuClient(There(), cuda(backends.libraries(BUILD)), VMM)\n"
+                   "w = GpuWorker(c, sys.argv[3], pb.SIDE_SOURCE, l, 0, 0)\n"
                    "w.publish(1)\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n")
         with Counters() as counters, Daemon() as d:
             argv = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program,
