@@ -64,6 +64,8 @@ static const struct {
     {"cudaDriverGetVersion", "of a start that fails, and of reshardctl doctor"},
     {"cudaMallocAsync", "of test clients: memory that can't be exported"},
     {"cudaIpcGetMemHandle", "of test clients, which export"},
+    {"cudaIpcGetEventHandle", "of test clients, which export"},
+    {"cuIpcGetEventHandle", "of test clients, which export"},
     {"cudaStreamQuery", "where 32 launches with fingerprints are in flight for 50 ms"},
     {"cudaMemcpy", "of test clients"},
     {"cudaDeviceSynchronize", "of GPU tests and the bench"},
@@ -117,7 +119,10 @@ static const char *reason_elsewhere(const char *name)
 static struct {
     pid_t pid;
     int socket, vmm_fd;
-    cudaIpcMemHandle_t handle;
+    struct handles {
+        cudaIpcMemHandle_t memory;
+        cudaIpcEventHandle_t event; /* has happened */
+    } handles;
 } foreign;
 
 enum { IPC_BYTES = 1 << 20, VMM_BYTES = 2 << 20 };
@@ -144,18 +149,26 @@ static void foreign_main(int socket)
     void *p = NULL;
     int fd = -1;
     char c;
-    cudaIpcMemHandle_t handle;
+    struct handles handles;
+    cudaEvent_t event;
+    cudaStream_t stream;
     CUmemGenericAllocationHandle vmm;
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
     if (cudaMalloc(&p, IPC_BYTES) != cudaSuccess ||
-        cudaIpcGetMemHandle(&handle, p) != cudaSuccess ||
+        cudaIpcGetMemHandle(&handles.memory, p) != cudaSuccess ||
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess) !=
+            cudaSuccess ||
+        cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0) != cudaSuccess ||
+        cudaEventRecord(event, stream) != cudaSuccess ||
+        cudaEventSynchronize(event) != cudaSuccess ||
+        cudaIpcGetEventHandle(&handles.event, event) != cudaSuccess ||
         cuMemCreate(&vmm, VMM_BYTES, &prop, 0) != CUDA_SUCCESS ||
         cuMemExportToShareableHandle(&fd, vmm, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
             CUDA_SUCCESS)
         _exit(1);
-    send_fd(socket, fd, &handle, sizeof handle);
+    send_fd(socket, fd, &handles, sizeof handles);
     (void)!read(socket, &c, 1);
     _exit(0);
 }
@@ -167,7 +180,7 @@ static void foreign_open(void)
         struct cmsghdr h;
         char room[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec v = {&foreign.handle, sizeof foreign.handle};
+    struct iovec v = {&foreign.handles, sizeof foreign.handles};
     struct msghdr m = {.msg_iov = &v,
                        .msg_iovlen = 1,
                        .msg_control = control.room,
@@ -180,7 +193,7 @@ static void foreign_open(void)
     }
     close(pair[1]);
     foreign.socket = pair[0];
-    ck_assert_int_eq(recvmsg(pair[0], &m, MSG_CMSG_CLOEXEC), (ssize_t)sizeof foreign.handle);
+    ck_assert_int_eq(recvmsg(pair[0], &m, MSG_CMSG_CLOEXEC), (ssize_t)sizeof foreign.handles);
     memcpy(&foreign.vmm_fd, CMSG_DATA(&control.h), sizeof foreign.vmm_fd);
 }
 
@@ -249,7 +262,7 @@ static void map_foreign(struct rig *r)
                            .writable = 1,
                            .kind = WIRE_SEGMENT_CUDA_VMM,
                            .allocation_bytes = VMM_BYTES};
-    memcpy(ipc.handle, &foreign.handle, sizeof foreign.handle);
+    memcpy(ipc.handle, &foreign.handles.memory, sizeof foreign.handles.memory);
     rig_expect(r, rig_send(r, WIRE_MAP, FOREIGN, &ipc, sizeof ipc, NULL, 0, NULL, 0), WIRE_MAPPED);
     rig_expect(r, rig_send(r, WIRE_MAP, FOREIGN, &vmm, sizeof vmm, NULL, 0, &foreign.vmm_fd, 1),
                WIRE_MAPPED);
@@ -379,7 +392,8 @@ static bool await(struct world *w, const uint64_t *requests, uint32_t type, int 
 static bool errands(struct world *w, uint32_t node, uint32_t type)
 {
     struct rig *r = &w->n[node];
-    struct wire_publish publish = {0};
+    struct wire_publish publish = {.has_event = 1, .event_ms = ANSWER_MS / 2};
+    memcpy(publish.event, &foreign.handles.event, sizeof foreign.handles.event);
     for (uint32_t i = 0; i < r->n_workers; i++) {
         bool source = type == WIRE_PUBLISH;
         if (source != (r->workers[i].layout == 0))
