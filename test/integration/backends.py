@@ -39,6 +39,7 @@ EVERYWHERE = File()
 FILES = {
     "test_bench_cases.py": File(OFFLINE),
     "test_cases.py": EVERYWHERE,
+    "test_cases_nccl.py": File(OFFLINE),
     "test_cases_versions.py": EVERYWHERE,
     "test_cases_nccl.py": File(OFFLINE),
     "test_casts.py": EVERYWHERE,
