@@ -301,9 +301,9 @@ struct wire_stats {
     uint64_t domain_sent_bytes, domain_received_bytes;
     uint64_t messages; /* both ends */
     uint64_t stale_frames;
-    uint64_t refused;     /* connections of strangers, let go */
-    uint64_t connections; /* that stand now, both ways */
-    uint64_t connected;   /* made so far, both ways */
+    uint64_t refused;                              /* connections of strangers, let go */
+    uint64_t connections;                          /* that stand now, both ways */
+    uint64_t connected;                            /* made so far, both ways */
     uint64_t registrations, refused_registrations; /* of rings, by NCCL, so far */
     uint64_t shrunk, shrinks_failed;               /* communicators, one of each device */
 };
