@@ -76,11 +76,11 @@ struct rig_options {
     struct plan_options plan;
     /* The bits of an element, from its layout, tensor and linear index; NULL: rig_value */
     uint64_t (*value)(const struct layout *l, uint32_t tensor, uint64_t linear, uint64_t version);
-    bool fused;   /* random gaps and splits in the workers' memory */
-    bool shadow;  /* destinations receive into shadow memory */
-    bool process; /* the data plane is a forked child, not a thread */
-    long fail_at; /* its n-th allocation fails (process only); 0: none */
-    bool lenient; /* refusals while attaching are noted, not fatal */
+    bool fused;    /* random gaps and splits in the workers' memory */
+    bool shadow;   /* destinations receive into shadow memory */
+    bool process;  /* the data plane is a forked child, not a thread */
+    long fail_at;  /* its n-th allocation fails (process only); 0: none */
+    bool lenient;  /* refusals while attaching are noted, not fatal */
     int answer_ms; /* how long an answer may take; 0: 20 s */
     uint64_t seed;
 };
