@@ -307,6 +307,11 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
     o->has_comm_id = rnd(s, 2) != 0;
     if (o->has_comm_id)
         rnd_bytes(s, o->comm_id, sizeof o->comm_id);
+    o->shrink.n_excluded = o->has_comm_id ? (uint32_t)rnd(s, NODE_MAX_EXCLUDED + 1) : 0;
+    for (uint32_t i = 0; i < o->shrink.n_excluded; i++)
+        o->shrink.excluded[i] = (uint32_t)rnd(s, 1024);
+    if (o->shrink.n_excluded > 0)
+        rnd_bytes(s, o->shrink.parent, sizeof o->shrink.parent);
 }
 
 static void rnd_join(uint64_t *s, struct pool *pool, struct frame_join *j)
@@ -512,6 +517,9 @@ static void say_order(struct buf *b, const struct node_order *o, uint64_t shift)
     }
     buf_printf(b, "comm %d ", o->has_comm_id);
     say_hex(b, o->comm_id, sizeof o->comm_id);
+    buf_printf(b, "shrink %u ", o->shrink.n_excluded);
+    say_hex(b, (const uint8_t *)o->shrink.excluded, sizeof o->shrink.excluded);
+    say_hex(b, o->shrink.parent, sizeof o->shrink.parent);
     for (uint32_t i = 0; i < o->n_landed; i++) {
         buf_printf(b, "landed %u %" PRIu64 " ", o->landed[i].node, o->landed[i].attempt);
         say_hex(b, o->landed[i].holds, o->landed[i].n_bytes);

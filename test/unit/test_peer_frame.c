@@ -249,6 +249,13 @@ static void bad_peer_port(struct node_order *o, struct attempt_input *i)
     o->has_comm_id = false; /* which needs none */
     ((struct attempt_peer *)(uintptr_t)o->peers)[0].port = 0;
 }
+/* One rank more than fits; what is read for it here lies in the order, too. */
+static void bad_excluded(struct node_order *o, struct attempt_input *i)
+{
+    (void)i;
+    o->has_comm_id = true;
+    o->shrink.n_excluded = NODE_MAX_EXCLUDED + 1;
+}
 
 START_TEST(numbers_that_point_outside_their_message_are_refused)
 {
@@ -262,6 +269,7 @@ START_TEST(numbers_that_point_outside_their_message_are_refused)
     order_refused(bad_verify);
     order_refused(bad_peer_address);
     order_refused(bad_peer_port);
+    order_refused(bad_excluded);
 }
 END_TEST
 
