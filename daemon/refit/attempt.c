@@ -609,12 +609,14 @@ static void all_staged(struct step *s)
 }
 
 /* What a node's destination workers hold now. A rehearsal leaves nothing that anybody wants; nor is
- * believed what has been blamed already. */
+ * believed what has been blamed already. Who feeds from live memory, and takes part since another rank of its
+ * instance has not said yes, has got nothing. */
 static void memory_landed(const struct refit *r, uint32_t node)
 {
     foreach_worker (w, r) {
         if (!w->taking_part || w->node != node || !worker_accepts(w) || w->blamed != 0 ||
-            worker_instance(w)->excluded || r->in_flight->kind == REFIT_KIND_REHEARSAL)
+            w->feeding == REFIT_FEED_LIVE || worker_instance(w)->excluded ||
+            r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;
         if (w->held != r->in_flight->version) /* else it is known from before */
             w->unsaid = r->in_flight->kind == REFIT_KIND_CATCH_UP;

@@ -463,12 +463,18 @@ class Worker:
 
     # ---- a source ----
 
-    def publish(self, version: int, expected: Optional[Mapping[str, int]] = None, timeout: Optional[float] = None) -> None:
+    def publish(self, version: int, expected: Optional[Mapping[str, int]] = None, timeout: Optional[float] = None,
+                cuda_event: Optional[int] = None) -> None:
         """"My memory holds `version`, and I will not write it until it is released." Returns when the daemon has fingerprinted it.
         expected: tensor → fingerprint of all of it in source dtype, checked before a byte moves. With Client.segment_cuda's
-        memory it first waits for all work of this process on those GPUs."""
+        memory it first waits for all work of this process on those GPUs; with cuda_event (the cudaEvent_t of an interprocess
+        event without timing, recorded behind the writes: torch.cuda.Event(interprocess=True).cuda_event) the daemon waits
+        for that instead."""
         e = (native.expected * len(expected or ()))(*((n.encode(), f) for n, f in (expected or {}).items()))
-        native.call("publish", self._open, version, e, len(e), _ms(timeout))
+        if cuda_event is None:
+            native.call("publish", self._open, version, e, len(e), _ms(timeout))
+        else:
+            native.call("publish_after", self._open, version, cuda_event, e, len(e), _ms(timeout))
 
     def push(self, version: int, submit: Union[bool, Dict] = False, attempts: int = 3, timeout: float = 600) -> None:
         """A trainer's step: publishes, submits where this is the worker that does (True, or Client.submit's options), and
