@@ -21,6 +21,7 @@
 #include "client/reshard.h"
 #include "test/lib/bare_grpc.h"
 #include "test/lib/bench_daemon.h"
+#include "test/lib/bench_rows.h"
 
 enum {
     EMPTY_VERSIONS = 200,
@@ -34,7 +35,6 @@ enum {
     LARGE_TENSORS = 70000,
     LARGE_SIDE = 4, /* workers of each side */
     LARGE_REFITS = 2,
-    MAX_ROWS = 16,
     MAX_PINGS = 1 << 20,
     WAIT_MS = 120000
 };
@@ -50,75 +50,14 @@ enum {
             bench_die("%s: %s: %s", #call, reshard_error_name(ok_r), ok_error.text);               \
     } while (0)
 
-/* --- rows --- */
-
-struct row {
-    const char *name, *unit, *against;
-    double value, ratio, aim;
-    enum { AT_MOST, AT_LEAST, NO_AIM } kind;
-    char note[400];
-};
-
 struct bench {
-    struct row rows[MAX_ROWS];
-    int n_rows;
+    struct row_table table;
     char build[PATH_MAX];
     char **wanted;
     int n_wanted;
     pid_t echo;
     char echo_folder[64], echo_socket[96];
 };
-
-static struct row *add_row(struct bench *b, const char *name, double value, const char *unit,
-                           const char *against, double ratio)
-{
-    struct row *row = &b->rows[b->n_rows++];
-    *row = (struct row){.name = name,
-                        .unit = unit,
-                        .against = against,
-                        .value = value,
-                        .ratio = ratio,
-                        .kind = NO_AIM};
-    return row;
-}
-
-static void set_aim(struct row *row, double aim, bool at_least)
-{
-    row->aim = aim;
-    row->kind = at_least ? AT_LEAST : AT_MOST;
-}
-
-static bool holds(const struct row *row, double figure)
-{
-    return row->kind == AT_LEAST ? figure >= row->aim : figure <= row->aim;
-}
-
-/* get_committed's aim is a ratio, the others' a value. */
-static double judged(const struct row *row)
-{
-    return row->kind == AT_LEAST ? row->ratio : row->value;
-}
-
-static void print_rows(const struct bench *b, bool json)
-{
-    for (int i = 0; i < b->n_rows; i++) {
-        const struct row *x = &b->rows[i];
-        const char *held = x->kind == NO_AIM ? "null" : holds(x, judged(x)) ? "true" : "false";
-        char aim[64] = "null";
-        if (x->kind != NO_AIM)
-            (void)snprintf(aim, sizeof aim, "\"%s %g%s%s\"",
-                           x->kind == AT_LEAST ? ">=" : "<=", x->aim,
-                           x->kind == AT_LEAST ? "" : " ", x->kind == AT_LEAST ? "" : x->unit);
-        if (json)
-            (void)printf("%s\n  {\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"against\": "
-                         "\"%s\", \"ratio\": %.6g, \"aim\": %s, \"holds\": %s, \"note\": \"%s\"}%s",
-                         i == 0 ? "[" : ",", x->name, x->value, x->unit, x->against, x->ratio, aim,
-                         held, x->note, i + 1 == b->n_rows ? "\n]\n" : "");
-        else
-            (void)printf("%-28s %10.4g %-8s ratio %7.3f  aim %-14s holds %-5s %s (%s)\n", x->name,
-                         x->value, x->unit, x->ratio, aim, held, x->against, x->note);
-    }
-}
 
 static int by_size(const void *a, const void *b)
 {
@@ -251,8 +190,8 @@ static void empty_commit(struct bench *b)
         bench_die("the daemon made no fsync: fsync_clock.so is not in it, or commits don't last");
     empty_stop(&x);
     bench_daemon_stop(&d);
-    struct row *row =
-        add_row(b, "empty_commit", quantile(net, EMPTY_VERSIONS, 0.5), "ms", "fsyncs alone", 0);
+    struct row *row = add_row(&b->table, "empty_commit", quantile(net, EMPTY_VERSIONS, 0.5), "ms",
+                              "fsyncs alone", 0);
     row->ratio = quantile(wall, EMPTY_VERSIONS, 0.5) / quantile(sync, EMPTY_VERSIONS, 0.5);
     set_aim(row, 10, false);
     (void)snprintf(
@@ -312,7 +251,7 @@ static void get_committed(struct bench *b)
         ratio[round] = rate[1][round] / rate[0][round];
     bench_daemon_stop(&d); /* which ends the watchers' streams */
     double median = quantile(ratio, ROUNDS, 0.5);
-    struct row *row = add_row(b, "get_committed", quantile(rate[1], ROUNDS, 0.5), "calls/s",
+    struct row *row = add_row(&b->table, "get_committed", quantile(rate[1], ROUNDS, 0.5), "calls/s",
                               "bare C core echo", median);
     set_aim(row, 0.8, true);
     (void)snprintf(row->note, sizeof row->note,
@@ -476,7 +415,7 @@ static void daemon_memory(struct bench *b)
     empty_stop(&x);
     bench_daemon_stop(&d);
 
-    struct row *row = add_row(b, "daemon_memory", s.most_mib, "MiB", "", s.most_mib / 256);
+    struct row *row = add_row(&b->table, "daemon_memory", s.most_mib, "MiB", "", s.most_mib / 256);
     set_aim(row, 256, false);
     (void)snprintf(
         row->note, sizeof row->note,
@@ -485,7 +424,7 @@ static void daemon_memory(struct bench *b)
         "segments (%.0f mapped) apart; attach %.1f s, refits %.1f and %.1f s",
         LARGE_TENSORS, 2 * LARGE_SIDE, s.most_each_mib[0], s.most_each_mib[1], idle, attached,
         LARGE_REFITS, after, segments, attach_s, refit_s[0], refit_s[1]);
-    row = add_row(b, "get_committed/during_attach", quantile(p.ms, p.n, 0.99), "ms", "", 0);
+    row = add_row(&b->table, "get_committed/during_attach", quantile(p.ms, p.n, 0.99), "ms", "", 0);
     (void)snprintf(row->note, sizeof row->note,
                    "99th percentile of one caller's waits while 8 workers with %d tensors attach; "
                    "median %.2f, most %.1f ms of %zu calls",
@@ -580,7 +519,7 @@ static void *large_run(void *arg)
 static void herd_row(struct bench *b, struct herd *h, const char *name, const char *meanwhile)
 {
     double commit = quantile(h->commit_ms, h->n, 0.99);
-    struct row *row = add_row(b, name, commit, "ms", "the limit", commit / 100);
+    struct row *row = add_row(&b->table, name, commit, "ms", "the limit", commit / 100);
     set_aim(row, 100, false);
     (void)snprintf(row->note, sizeof row->note,
                    "99th percentile of submit to commit, fsyncs included, with %d long polls woken "
@@ -689,6 +628,6 @@ int main(int argc, char **argv)
     if (wanted(&b, "daemon_memory"))
         daemon_memory(&b);
     echo_stop(&b);
-    print_rows(&b, json);
+    print_rows(&b.table, json);
     return EXIT_SUCCESS;
 }
