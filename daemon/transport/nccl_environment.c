@@ -61,6 +61,15 @@ static int check_operators(const char *said, const struct interface *list, size_
         said, text);
 }
 
+/* Of IPv4's loopback, all of 127.0.0.0/8 is the machine's, though only 127.0.0.1 is listed. */
+static bool has_address(const struct interface *i, const struct netaddr *a)
+{
+    if (i->address.family != a->family)
+        return false;
+    return memcmp(i->address.bytes, a->bytes, sizeof a->bytes) == 0 ||
+           (a->family == AF_INET && a->bytes[0] == 127 && i->address.bytes[0] == 127);
+}
+
 static int set_by_address(const char *address, const struct interface *list, size_t n,
                           struct err *e)
 {
@@ -70,8 +79,7 @@ static int set_by_address(const char *address, const struct interface *list, siz
     if (r != 0)
         return err_prefix(e, r, "NCCL: data_address");
     for (size_t i = 0; i < n; i++) {
-        if (list[i].address.family != a.family ||
-            memcmp(list[i].address.bytes, a.bytes, sizeof a.bytes) != 0)
+        if (!has_address(&list[i], &a))
             continue;
         (void)snprintf(value, sizeof value, "=%s", list[i].name);
         if (setenv("NCCL_SOCKET_IFNAME", value, 1) != 0 ||

@@ -191,6 +191,14 @@ START_TEST(the_interface_of_the_data_address_is_nccls)
 }
 END_TEST
 
+START_TEST(every_address_of_the_loopback_is_the_machines)
+{
+    struct err e = {0};
+    ck_assert_msg(transport_nccl_environment("127.0.0.3", &e) == 0, "%s", e.text);
+    ck_assert_str_eq(getenv("NCCL_SOCKET_IFNAME"), "=lo");
+}
+END_TEST
+
 START_TEST(what_an_operator_has_set_stays)
 {
     struct err e = {0};
@@ -253,6 +261,7 @@ END_TEST
     X(a_refusal_is_counted_and_no_error)                                                           \
     X(an_nccl_that_allocates_nothing_leaves_it_to_cuda)                                            \
     X(an_abort_with_a_group_in_flight_lets_go_of_its_buffer_itself)                                \
+    X(every_address_of_the_loopback_is_the_machines)                                               \
     X(the_interface_of_the_data_address_is_nccls)                                                  \
     X(what_an_operator_has_set_stays)                                                              \
     X(an_interface_or_address_that_is_not_there_is_named_with_those_that_are)                      \
