@@ -330,7 +330,9 @@ static void tell_missed(struct step *s, struct refit_worker *w)
             step_tell(s, w, REFIT_TELL_ABORTED, v, step_text(s, "%s", v->reason));
             n++;
         }
-    if (waits_for != 0 && waits_for == r->committed)
+    /* Its shadow keeps what has been applied: nothing is left to wait for, and no engine to pause. */
+    bool applied_it = w->receive == REFIT_STAGED_RECEIVE && w->applied == waits_for;
+    if (waits_for != 0 && waits_for == r->committed && !applied_it)
         step_tell(s, w, REFIT_TELL_COMMITTED, waited, "");
     else if (waits_for != 0 && waited == &bare && w->layout->side == REFIT_DESTINATION &&
              (r->in_flight == NULL || r->in_flight->version != waits_for))

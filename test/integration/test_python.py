@@ -193,6 +193,7 @@ class Refits(unittest.TestCase):
         for e in w.engines:
             e.wait(2)
             self.assertEqual(wrong(e.worker, 2), [])
+            self.assertEqual(e.told, ["pause", 1, "pause", 2])  # none for what it had applied before
         self.assertNotEqual(w.clients[0].incarnation, before)
         self.assertEqual(w.clients[0].reconnects, 1)
 

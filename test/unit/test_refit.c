@@ -1055,6 +1055,26 @@ START_TEST(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)
 }
 END_TEST
 
+/* An engine that hears of COMMITTED pauses and applies. */
+START_TEST(after_a_restart_a_staged_worker_hears_of_the_commit_unless_it_has_applied_it)
+{
+    struct bed b;
+    struct attach engine = {11, 0, REFIT_DESTINATION, "rollout", 0, REFIT_STAGED_RECEIVE, false,
+                            5,  5};
+    restored_in_flight(&b);
+    b.waits_for = 5;
+    (void)attach(&b, engine);
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7");
+    engine.id = 12;
+    engine.rank = 1;
+    engine.live = 4; /* what it serves with */
+    b.waits_for = 5;
+    (void)attach(&b, engine);
+    ck_assert_str_eq(tells(&b), "ABORTED 6 ABORTED 7 COMMITTED 5");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)
 {
     struct bed b;
@@ -1769,6 +1789,7 @@ END_TEST
     X(abort_answers_when_the_version_has_ended)                                                    \
     X(other_content_is_refused_by_what_differs)                                                    \
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
+    X(after_a_restart_a_staged_worker_hears_of_the_commit_unless_it_has_applied_it)                \
     X(after_a_restart_a_worker_hears_how_what_it_waits_for_ended)                                  \
     X(a_source_whose_submit_was_lost_with_the_coordinator_hears_of_the_release_in_the_end)         \
     X(a_source_that_was_asked_to_publish_hears_of_the_abort_before_it_has)                         \
