@@ -160,9 +160,9 @@ struct worker {
     enum refit_receive receive;
     bool automatic;
     bool attached;
-    bool known;    /* to the coordinator, since this attach */
-    bool behaves;  /* false: sometimes does not answer */
-    uint64_t id;   /* of this attach */
+    bool known;   /* to the coordinator, since this attach */
+    bool behaves; /* false: sometimes does not answer */
+    uint64_t id;  /* of this attach */
     uint64_t life;
     uint64_t last_in_ns;   /* its event stream is in order */
     uint64_t told_session; /* by which its node has told of it */
