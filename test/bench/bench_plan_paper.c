@@ -167,10 +167,10 @@ static void print_device(uint32_t device, const struct load *x, bool first)
 {
     printf("%s\n  {\"device\": %u, \"messages\": %llu, \"sent\": %llu, \"received\": %llu, "
            "\"peers\": %u, "
-           "\"groups_least\": %llu, \"groups_most\": %llu}",
+           "\"groups_least\": %llu, \"groups_most\": %llu, \"launches_most\": %llu}",
            first ? "" : ",", device, (unsigned long long)x->messages, (unsigned long long)x->sent,
            (unsigned long long)x->received, x->peers, (unsigned long long)x->groups_least,
-           (unsigned long long)x->groups_most);
+           (unsigned long long)x->groups_most, (unsigned long long)x->launches_most);
 }
 
 static void count_node(const struct plan *plan, uint32_t node, struct totals *t, bool *first)

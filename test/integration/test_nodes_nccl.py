@@ -346,6 +346,21 @@ class Paper(Case):
                              (plan["messages"], plan["sent"], plan["received"]), said)
             self.assertTrue(plan["groups_least"] <= real["groups"] <= plan["groups_most"], said)
 
+    def test_launches_of_packing_and_unpacking_are_no_more_than_the_plan_says(self):
+        with tempfile.TemporaryDirectory(prefix="reshard-paper-") as folder:
+            folder = pathlib.Path(folder)
+            nodes = self.nodes(2, env={n: {"STANDIN_COUNTERS": str(folder / n)} for n in ("n0", "n1")}, devices__ring_slots=8,
+                               refit__verify="off")  # fingerprints are launches, too
+            f = Fleet(nodes, bulk("train", [4], [0]), bulk("rollout", [2, 2], [None, 1], instances=[[0, 1], [2, 3]]),
+                      [f"n0:{i}" for i in range(4)], [f"n1:{i}" for i in range(4)], worker=BulkWorker)
+            f.refit(1)
+            paper, counted = self.paper(folder), self.counted(folder / "n0") + self.counted(folder / "n1")
+            f.check(1)
+        self.assertGreater(sum(real["launches"] for real in counted), 16)
+        for device, real in enumerate(counted):
+            most = paper.get(device, {"launches_most": 0})["launches_most"]
+            self.assertLessEqual(real["launches"], most, f"device {device}: {real}")
+
 
     def test_what_is_relayed_between_domains_of_a_node_is_copied(self):
         # Two domains of n1 need all of it. Each byte comes to n1 by NCCL at least once; what one domain hands to the other does not.
