@@ -204,12 +204,25 @@ static void one_dim(struct shape *s)
         s->stride[v][0] = s->bytes[v];
 }
 
+/* How many elements of each row 16-byte accesses can take, where that leaves an end that is not worth
+ * taking the whole row by less: all of them, or all but the end. */
+static uint64_t wide_part(const struct shape *s, const struct kernel_task *t)
+{
+    enum { WORTH_UNITS = 8 };
+    uint64_t all = s->size[s->n_dims - 1];
+    uint8_t unit = t->from_dtype == t->to_dtype ? (uint8_t)KERNEL_UNIT_16
+                                                : cast_unit(t->from_dtype, t->to_dtype);
+    uint32_t n = unit_elements(unit, s->bytes[0]);
+    if (all % n == 0 || all < (uint64_t)n * WORTH_UNITS || !dense(s))
+        return all;
+    for (unsigned v = 0; v < s->n_views; v++)
+        if (!rows_aligned(s, v, n * s->bytes[v]))
+            return all;
+    return all - all % n;
+}
+
 static void plain_task(struct kernel_task *t, struct shape *s)
 {
-    simplify(s);
-    one_dim(s);
-    if (t->from_dtype == t->to_dtype && dense(s))
-        take_bytes(s);
     t->unit = dense_unit(s, t);
     task_views(t, s, unit_elements(t->unit, s->bytes[0]));
     t->n_units = count_rows(s, s->n_dims - 1) * t->units.by;
@@ -220,11 +233,8 @@ static void plain_task(struct kernel_task *t, struct shape *s)
 static void sum_task(struct kernel_task *t, struct shape *s, const uint64_t *offset,
                      uint32_t written_bytes)
 {
-    uint64_t first = s->n_dims == 0 ? 0 : offset[s->n_dims - 1];
-    unsigned n_offsets = s->n_dims == 0 ? 0 : s->n_dims - 1;
-    memcpy(t->offset, offset, n_offsets * sizeof *offset);
-    one_dim(s);
-    t->first_byte = first * written_bytes;
+    memcpy(t->offset, offset, (s->n_dims - 1) * sizeof *offset);
+    t->first_byte = offset[s->n_dims - 1] * written_bytes;
     uint8_t unit = t->first_byte % 4 == 0 ? dense_unit(s, t) : KERNEL_UNIT_ELEMENT;
     if (unit <= KERNEL_UNIT_16 && unit < KERNEL_UNIT_4)
         unit = KERNEL_UNIT_ELEMENT;
@@ -249,7 +259,29 @@ struct cutting {
     uint32_t first_target, n_targets;
 };
 
-/* One task: `size` at `begin` within the copy's box. */
+/* Elements [begin, end) of each row. */
+static int emit_columns(const struct cutting *c, const struct shape *whole, const uint64_t *offset,
+                        uint64_t begin, uint64_t end)
+{
+    const struct kernel_copy *k = c->copy;
+    struct kernel_task t = {.sum = c->sum, .from_dtype = k->from_dtype, .to_dtype = k->to_dtype};
+    struct shape s = *whole;
+    unsigned last = s.n_dims - 1;
+    uint64_t at[KERNEL_MAX_DIMS];
+    for (unsigned v = 0; v < s.n_views; v++)
+        s.base[v] += (int64_t)begin * s.stride[v][last];
+    s.size[last] = end - begin;
+    if (c->sum == NULL) {
+        plain_task(&t, &s);
+    } else {
+        memcpy(at, offset, sizeof at);
+        at[last] += begin;
+        sum_task(&t, &s, at, kernel_dtype_bytes(k->to_dtype));
+    }
+    return c->emit(&t, c->arg);
+}
+
+/* `size` at `begin` within the copy's box: one task, or two where rows have ragged ends. */
 static int emit_task(const struct cutting *c, const uint64_t *begin, const uint64_t *size)
 {
     const struct kernel_copy *k = c->copy;
@@ -268,10 +300,13 @@ static int emit_task(const struct cutting *c, const uint64_t *begin, const uint6
     for (unsigned d = 0; d < k->n_dims; d++)
         offset[d] = k->offset[d] + begin[d];
     if (c->sum == NULL)
-        plain_task(&t, &s);
-    else
-        sum_task(&t, &s, offset, kernel_dtype_bytes(k->to_dtype));
-    return c->emit(&t, c->arg);
+        simplify(&s);
+    one_dim(&s);
+    if (c->sum == NULL && k->from_dtype == k->to_dtype && dense(&s))
+        take_bytes(&s);
+    uint64_t all = s.size[s.n_dims - 1], wide = wide_part(&s, &t);
+    int r = emit_columns(c, &s, offset, 0, wide);
+    return r == 0 && wide < all ? emit_columns(c, &s, offset, wide, all) : r;
 }
 
 /* False where the box has no element; elements may be beyond 2^64, then they saturate. */

@@ -134,6 +134,44 @@ START_TEST(runs_of_384_bytes_go_by_16_bytes)
 }
 END_TEST
 
+/* Rows of 1000 bytes and 6 more, at multiples of 16: an end that is not of 16 bytes costs nothing but
+ * itself. */
+START_TEST(rows_with_ragged_ends_go_by_16_bytes_but_for_the_end)
+{
+    enum { ROWS = 9, COLUMNS = 503, PITCH = 512 };
+    static struct kernel_batch b;
+    static _Alignas(64) uint16_t from[ROWS * PITCH];
+    static _Alignas(64) uint16_t to[ROWS * PITCH], expected[ROWS * PITCH];
+    for (unsigned i = 0; i < ROWS * PITCH; i++)
+        from[i] = (uint16_t)(i * 40503U);
+    for (unsigned sum = 0; sum < 2; sum++) {
+        uint64_t sums[2] = {0, 0};
+        struct kernel_copy c = {.size = {ROWS, COLUMNS},
+                                .offset = {5, 64},
+                                .from = {from, {2 * PITCH, 2}},
+                                .to = {{to, {2 * PITCH, 2}}},
+                                .fingerprint = sum != 0 ? &sums[0] : NULL,
+                                .n_targets = 1,
+                                .n_dims = 2,
+                                .from_dtype = KERNEL_BFLOAT16,
+                                .to_dtype = KERNEL_BFLOAT16};
+        b.n_tasks = b.n_tiles = 0;
+        ck_assert_int_eq(kernel_tasks_of_copy(&c, &sums[0], add_task, &b), 0);
+        ck_assert_uint_eq(b.n_tasks, 2);
+        ck_assert_uint_eq(b.tasks[0].unit, KERNEL_UNIT_16);
+        ck_assert_uint_eq(b.tasks[0].units.by, COLUMNS / 8);
+        memset(to, POISON, sizeof to);
+        memset(expected, POISON, sizeof expected);
+        kernel_batch_run_host(&b, 3);
+        c.to[0].base = expected;
+        c.fingerprint = sum != 0 ? &sums[1] : NULL;
+        kernel_copy_reference(&c);
+        ck_assert_mem_eq(to, expected, sizeof to);
+        ck_assert_uint_eq(sums[0], sums[1]);
+    }
+}
+END_TEST
+
 START_TEST(a_copy_to_more_targets_than_a_task_has_writes_each_and_sums_once)
 {
     uint64_t seed = 13;
@@ -155,18 +193,19 @@ END_TEST
 /* Many tasks of all sizes in one launch: each tile finds its task from whatever block comes to it. */
 START_TEST(a_batch_of_many_tasks_is_what_they_are_one_by_one)
 {
+    enum { COPIES = KERNEL_BATCH_TASKS / 2 }; /* of at most two tasks each */
     uint64_t seed = 14;
     struct arenas a = arenas_new(&seed);
     uint8_t *all = calloc(1, ARENA_BYTES);
     for (unsigned round = 0; round < 40; round++) {
         static struct kernel_batch b;
-        uint64_t sums[KERNEL_BATCH_TASKS] = {0}, expected[KERNEL_BATCH_TASKS] = {0};
+        uint64_t sums[COPIES] = {0}, expected[COPIES] = {0};
         bool sum = round % 2 == 0;
         uint8_t *at = a.to[0];
         memset(a.to[0], POISON, ARENA_BYTES);
         memset(all, POISON, ARENA_BYTES);
         b.n_tasks = b.n_tiles = 0;
-        for (unsigned i = 0; i < KERNEL_BATCH_TASKS; i++) {
+        for (unsigned i = 0; i < COPIES; i++) {
             uint64_t rows = 1 + below(&seed, 30), columns = 1 + below(&seed, 60);
             struct kernel_copy c = {.size = {rows, columns},
                                     .offset = {i, 3 * i},
@@ -255,6 +294,7 @@ END_TEST
     X(threads_of_a_gpu_copy_cast_and_sum_what_the_scalar_twin_does)                                \
     X(aligned_rows_of_every_length_and_cast_are_the_scalar_twins)                                  \
     X(runs_of_384_bytes_go_by_16_bytes)                                                            \
+    X(rows_with_ragged_ends_go_by_16_bytes_but_for_the_end)                                        \
     X(a_copy_to_more_targets_than_a_task_has_writes_each_and_sums_once)                            \
     X(a_batch_of_many_tasks_is_what_they_are_one_by_one)                                           \
     X(division_by_a_constant_is_exact_below_2_31)                                                  \
