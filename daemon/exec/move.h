@@ -34,12 +34,15 @@ struct move_end {
     const struct box *box;
 };
 
+/* An item is a launch, on a GPU: they are few where boxes are small and many. */
+enum { BATCH_COPIES = 32 };
+
 /* Collects kernels for one stream and enqueues several as one item. */
 struct batch {
     struct device_stream *stream;
     struct plane_work *work; /* the stream's */
     uint32_t n_copies, n_casts, n_prints;
-    struct kernel_copy copies[8];
+    struct kernel_copy copies[BATCH_COPIES];
     struct kernel_quantise casts[8];
     struct kernel_fingerprint prints[8];
 };

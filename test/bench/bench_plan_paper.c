@@ -6,7 +6,7 @@
  * Files as scripts/zoo writes them. Prints JSON. Bytes, messages and peers are exact, and the same as a
  * data plane counts (test/integration/test_nodes_nccl.py compares). Groups lie between two numbers: the more of the
  * messages are runs in the workers' memory, which need no slot, the fewer. Launches are those of packing and
- * unpacking if all messages were staged (eight boxes each, fingerprints aside); a copy that is one run goes to a copy engine instead. */
+ * unpacking if all messages were staged (BATCH_COPIES boxes each, fingerprints aside); a copy that is one run goes to a copy engine instead. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@
 #include "topology/topology.h"
 
 /* As in exec/lane.h and exec/move.h. */
-enum { GROUP_MESSAGES = 64, GROUP_BYTES = 32 << 20, BATCH_COPIES = 8, MOST_FILE = 1 << 30 };
+enum { GROUP_MESSAGES = 64, GROUP_BYTES = 32 << 20, BATCH_COPIES = 32, MOST_FILE = 1 << 30 };
 
 struct load {
     uint64_t messages, sent, received, groups_least, groups_most, launches_most;
