@@ -48,6 +48,11 @@ static void time_cell(struct cmd_table *t, json_int_t ns)
 
 static int print_marks(const json_t *marks)
 {
+    if (json_array_size(marks) == 0) {
+        (void)printf(
+            "  no marks: the newest, up to a second of them, are lost when the daemon is killed\n");
+        return 0;
+    }
     struct cmd_table t;
     cmd_table_init(&t, "rrrll");
     static const char *const heads[] = {"AT", "SINCE", "ATTEMPT", "MARK", "WHO"};
@@ -166,13 +171,20 @@ static int print_slowest(const json_t *v)
     return r;
 }
 
+/* All zeros: it ended before it was planned. */
+static const char *plan_text(const json_t *record)
+{
+    const char *digest = jstr(record, "plan_digest");
+    return digest[strspn(digest, "0")] == '\0' ? "-" : digest;
+}
+
 static int print_version(const char *model, const json_t *v)
 {
     const json_t *record = json_object_get(v, "record"), *marks = json_object_get(v, "marks");
     (void)printf("model %s version %llu: %s, attempts %llu, strategy %s, plan %s, epoch %llu\n",
                  model, (unsigned long long)jnum(record, "version"), jstr(record, "phase"),
                  (unsigned long long)jnum(record, "attempts"), ctl_word(jstr(record, "strategy")),
-                 ctl_word(jstr(record, "plan_digest")), (unsigned long long)jnum(record, "epoch"));
+                 plan_text(record), (unsigned long long)jnum(record, "epoch"));
     if (jstr(record, "reason")[0] != '\0')
         (void)printf("  %s\n", jstr(record, "reason"));
     print_times(record, marks);

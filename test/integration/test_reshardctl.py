@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -258,6 +259,16 @@ def a_version_that_nobody_publishes_can_be_aborted(w):
     assert "waiting for the ledger  the" not in watched[0].stdout
     assert watched[0].returncode == FAILED and "tea time" in watched[0].stdout, watched
     assert w.json("versions", "m", "--last", 1)["versions"][0]["phase"] == "aborted"
+    assert ", plan -, " in w.ctl("timeline", "m", 10).stdout  # it never had one
+
+
+def a_version_whose_marks_are_lost_says_so(w):
+    assert "no marks" not in w.ctl("timeline", "m", 1).stdout
+    with sqlite3.connect(w.dir / "reshard.db", timeout=10 * SLOW) as ledger:
+        assert ledger.execute("DELETE FROM marks WHERE version = 1").rowcount > 0
+    ledger.close()
+    text = w.ctl("timeline", "m", 1).stdout
+    assert "version 1: committed" in text and "no marks: " in text and "SINCE" not in text, text
 
 
 def submit_with_wait_ends_as_its_version_does(w):
@@ -290,7 +301,7 @@ TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon
          status_shows_models_instances_and_workers, versions_and_timeline_tell_what_happened,
          two_sets_of_versions_are_compared, a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
          a_committed_version_is_watched_to_its_end_at_once, a_committed_version_submitted_again_is_said_to_be_committed,
-         a_version_that_nobody_publishes_can_be_aborted,
+         a_version_that_nobody_publishes_can_be_aborted, a_version_whose_marks_are_lost_says_so,
          submit_with_wait_ends_as_its_version_does, an_evicted_worker_is_gone)
 
 
