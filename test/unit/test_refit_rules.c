@@ -91,6 +91,45 @@ START_TEST(a_node_whose_memory_differs_holds_nothing_whoever_it_was)
 }
 END_TEST
 
+/* Two ranks of an instance feed it and take part in it: one by live memory, the other has not said yes to what it holds. */
+START_TEST(who_feeds_from_live_memory_holds_nothing_new_by_it)
+{
+    struct bed b;
+    bed_init(&b);
+    b.r->config.feed = true;
+    layout(&b, REFIT_SOURCE, "train", 1, 1);
+    layout(&b, REFIT_DESTINATION, "rollout", 4, 2);
+    node_up(&b, 0);
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    for (uint32_t rank = 0; rank < 4; rank++)
+        (void)attach(&b, (struct attach){11 + rank, 0, REFIT_DESTINATION, "rollout", rank,
+                                         REFIT_STAGED_RECEIVE, true, 0, 0});
+    (void)submit(&b, 1, "a", 1);
+    publish(&b, 1, 1, 11);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    leave(&b, 11, false);
+    (void)attach(&b, (struct attach){21, 0, REFIT_DESTINATION, "rollout", 0, REFIT_STAGED_RECEIVE,
+                                     true, 1, 0});
+    refit_find_worker(b.r, 12)->unsaid = true;
+    leave(&b, 13, false);
+    (void)attach(&b, (struct attach){23, 0, REFIT_DESTINATION, "rollout", 2, REFIT_STAGED_RECEIVE,
+                                     true, 0, 0});
+    b.r->config.catch_up = true;
+    tick(&b, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert_int_eq(worker(&b, 21)->feeding, REFIT_FEED_LIVE);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_uint_eq(worker(&b, 23)->held, 1);
+    ck_assert_uint_eq(worker(&b, 21)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
 /* --- who takes part --- */
 
 START_TEST(an_instance_that_was_left_out_catches_up_after_the_commit)
@@ -440,6 +479,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(who_took_no_part_does_not_hold_what_was_committed_under_the_number)                          \
     X(a_node_whose_memory_differs_holds_nothing_whoever_it_was)                                    \
+    X(who_feeds_from_live_memory_holds_nothing_new_by_it)                                          \
     X(an_instance_that_was_left_out_catches_up_after_the_commit)                                   \
     X(a_layout_that_the_policy_names_is_waited_for)                                                \
     X(no_nodes_failure_ends_what_has_been_staged)                                                  \
