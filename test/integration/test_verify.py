@@ -222,7 +222,7 @@ class OnTheWay(Case):
                 name, _, layout_name, _ = blamed(s.reason)
                 self.assertIn(name, train.tensors)
                 self.assertEqual(layout_name, "train")
-                self.assertRegex(s.reason, "the (avx512|avx2|portable) kernel")
+                self.assertRegex(s.reason, "the (avx512|avx2|portable|cuda) kernel")
                 self.not_committed(d, f, 1)
                 self.assertEqual({b for w in f.destinations for b in set(w.memory[:])}, {POISON})  # before any byte moved
 
