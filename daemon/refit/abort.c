@@ -133,6 +133,7 @@ static void distrust(const struct refit *r, struct refit_worker *w)
 {
     w->held = w->held_content = 0;
     w->blamed = r->in_flight->version;
+    w->blamed_in = r->in_flight->attempt;
     if (w->receive == REFIT_IN_PLACE || w->feeding == REFIT_FEED_LIVE) {
         w->torn = true;
         w->applied = 0;

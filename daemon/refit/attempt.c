@@ -450,7 +450,7 @@ static void memory_opened(const struct refit *r, struct refit_worker *w)
 {
     if (refit_holds_already(r, w))
         return;
-    w->held = w->held_content = w->blamed = 0;
+    w->held = w->held_content = 0;
     if (w->receive == REFIT_IN_PLACE) {
         w->torn = true;
         w->applied = 0;
@@ -614,7 +614,8 @@ static void all_staged(struct step *s)
 static void memory_landed(const struct refit *r, uint32_t node)
 {
     foreach_worker (w, r) {
-        if (!w->taking_part || w->node != node || !worker_accepts(w) || w->blamed != 0 ||
+        bool wrong = w->blamed != 0 && w->blamed_in == r->in_flight->attempt;
+        if (!w->taking_part || w->node != node || !worker_accepts(w) || wrong ||
             w->feeding == REFIT_FEED_LIVE || worker_instance(w)->excluded ||
             r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;
@@ -622,6 +623,7 @@ static void memory_landed(const struct refit *r, uint32_t node)
             w->unsaid = r->in_flight->kind == REFIT_KIND_CATCH_UP;
         w->held = r->in_flight->version;
         w->held_content = r->publication;
+        w->blamed = 0;
         if (w->receive == REFIT_IN_PLACE)
             w->torn = false;
     }

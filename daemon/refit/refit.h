@@ -235,9 +235,9 @@ struct refit_worker {
     uint64_t applied; /* version in live memory; 0: none */
     uint64_t skipped; /* version that will never be applied here */
     bool torn;        /* live memory is partly written */
-    uint64_t
-        blamed; /* version of which it has got wrong bytes: what is said of its memory is not believed
-                        until it is written anew; 0: none */
+    /* Newest version of which it has got wrong bytes: it is not believed to hold that one, or one before it, until a later
+     * attempt than `blamed_in` has landed there. 0: none. START alone is not enough: it may not have come there. */
+    uint64_t blamed, blamed_in;
     uint64_t ready;          /* in_place: version it is paused for; 0: none */
     uint64_t applying;       /* version being applied now; 0: none */
     bool taking_part;        /* in the attempt in flight */

@@ -353,7 +353,8 @@ static void side_close(struct step *s)
 static bool feeder_blamed(const struct refit *r)
 {
     foreach_worker (w, r)
-        if (w->taking_part && w->feeding != REFIT_FEED_NONE && w->blamed == r->side.version)
+        if (w->taking_part && w->feeding != REFIT_FEED_NONE && w->blamed != 0 &&
+            w->blamed_in == r->side.attempt)
             return true;
     return false;
 }

@@ -260,7 +260,7 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
         return;
     bool committed = v != NULL && v->phase.state == REFIT_COMMITTED && v->publication == content;
     bool useless = version <= r->committed && !committed; /* nobody will ever commit it */
-    if (useless || version == w->blamed) {
+    if (useless || version <= w->blamed) {
         w->torn |= w->receive == REFIT_IN_PLACE;
         return;
     }

@@ -581,6 +581,29 @@ START_TEST(an_uncommitted_claim_counts_as_committed_only_with_the_committed_cont
 }
 END_TEST
 
+/* The START of version 2 has not come to the node: its memory has what version 1 brought. */
+START_TEST(who_is_blamed_for_a_version_is_not_believed_to_hold_an_older_one)
+{
+    struct bed b;
+    uint64_t one[] = {12};
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    uint64_t content = b.r->publication;
+    found_wrong(&b, 0, b.r->attempt_high, one, 1);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    to_transfer(&b, 2, "b");
+    found_wrong(&b, 0, b.r->attempt_high, one, 1);
+    silent(&b, 1);
+    node_event(&b, REFIT_EV_QUIESCED, 0);
+    lost(&b, 1, false);
+    node_up(&b, 1);
+    tells(&b, 12, 1, content);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)
 {
     struct bed b;
@@ -1289,6 +1312,7 @@ END_TEST
     X(what_was_found_to_differ_after_it_had_staged_is_not_held)                                    \
     X(a_node_that_joins_again_tells_what_landed_there_and_a_retry_commits_it)                      \
     X(an_uncommitted_claim_counts_as_committed_only_with_the_committed_content)                    \
+    X(who_is_blamed_for_a_version_is_not_believed_to_hold_an_older_one)                            \
     X(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)                            \
     X(a_retry_after_the_release_is_fed_by_who_holds_the_version_whole)                             \
     X(who_holds_other_content_under_the_number_feeds_no_retry)                                     \
