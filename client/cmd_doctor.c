@@ -119,7 +119,9 @@ static int print_table(const struct doctor *d)
             continue;
         (void)printf("%s%s: %s\n", n++ == 0 ? "\nwhat to do:\n  " : "  ", f->check, f->remedy);
     }
-    (void)printf("\n%zu failed, %zu warnings\n", count(d, DOCTOR_FAILED), count(d, DOCTOR_WARNING));
+    size_t warnings = count(d, DOCTOR_WARNING);
+    (void)printf("\n%zu failed, %zu warning%s\n", count(d, DOCTOR_FAILED), warnings,
+                 warnings == 1 ? "" : "s");
     return r;
 }
 
