@@ -199,6 +199,8 @@ class Status(unittest.TestCase):
         f = Fleet(self.nodes, small_source(), small_destination(), ["n0:0", "n0:1", "n0:2", "n0:3"],
                   ["n1:0", "n1:1", "n2:0", "n2:1"])
         f.refit(1)
+        for w in f.destinations:
+            w.event("committed", 1)  # their nodes know it
         self.nodes["n0"].freeze()
         begin = time.monotonic()
         status = self.status("n1")
