@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/pidfd.h>
 
 #define TEST_TIMEOUT_S 1200
@@ -25,6 +26,8 @@ enum {
     NODES = 2,
     DEVICES = 4,
     ID_BYTES = 128,
+    WAYS = 4, /* at once */
+    MOST_STROKES = 4096,
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     SLOW = 4,
 #else
@@ -743,30 +746,80 @@ static bool elsewhere_struck(const struct baseline *b, uint32_t node, const char
     return both && !all() && random_next(&word) % 2 != node;
 }
 
+struct stroke {
+    uint32_t node;
+    const char *name;
+    uint64_t nth;
+};
+
 /* Calls are told to fail or hang, operations to go wrong when they run. */
+static unsigned choose(const struct baseline *b, bool calls, unsigned most, struct stroke *ret)
+{
+    uint64_t state = seed();
+    unsigned n = 0;
+    for (uint32_t node = 0; node < NODES; node++)
+        for (int i = 0; i < STANDIN_MAX_NAMES && b->calls[node].of[i].n != 0; i++) {
+            uint64_t nth[40];
+            const char *name = b->calls[node].of[i].name;
+            if (exported(name) != calls || elsewhere_struck(b, node, name))
+                continue;
+            unsigned k = pick(b->calls[node].of[i].n, &state, nth);
+            for (unsigned j = 0; j < k && (j < most || all()); j++) {
+                ck_assert_uint_lt(n, MOST_STROKES);
+                ret[n++] = (struct stroke){node, name, nth[j]};
+            }
+        }
+    return n;
+}
+
+/* Every WAYS-th stroke, in a process and a world of its own: most of a stroke is waiting for a deadline. */
+static _Noreturn void sweep_part(const char *variable, const struct stroke *strokes, unsigned first,
+                                 unsigned n, struct tally *t)
+{
+    struct world w;
+    static struct baseline b;
+    world_open(&w);
+    baseline_take(&w, &b);
+    for (unsigned i = first; i < n; i += WAYS)
+        strike(&w, &b, variable, strokes[i].node, strokes[i].name, strokes[i].nth, t);
+    world_close(&w);
+    _exit(0);
+}
+
 static void sweep(const char *variable, bool calls, unsigned most)
 {
     struct world w;
     static struct baseline b;
-    uint64_t state = seed();
-    struct tally t = {0};
+    static struct stroke strokes[MOST_STROKES];
+    struct tally sum = {0}, *of = mmap(NULL, WAYS * sizeof *of, PROT_READ | PROT_WRITE,
+                                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pids[WAYS];
+    ck_assert(of != MAP_FAILED);
     world_open(&w);
     baseline_take(&w, &b);
-    for (uint32_t node = 0; node < NODES; node++)
-        for (int i = 0; i < STANDIN_MAX_NAMES && b.calls[node].of[i].n != 0; i++) {
-            uint64_t nth[40];
-            const char *name = b.calls[node].of[i].name;
-            if (exported(name) != calls || elsewhere_struck(&b, node, name))
-                continue;
-            unsigned k = pick(b.calls[node].of[i].n, &state, nth);
-            for (unsigned j = 0; j < k && (j < most || all()); j++)
-                strike(&w, &b, variable, node, name, nth[j], &t);
-        }
-    printf("%s: %u faults, %u struck, %u made a refit fail (SWEEP_SEED=%llu)\n", variable, t.n,
-           t.struck, t.failed, (unsigned long long)seed());
-    ck_assert_uint_ge(t.n, 6);
-    ck_assert_uint_gt(t.failed * 4, t.n);
     world_close(&w);
+    unsigned n = choose(&b, calls, most, strokes), ended_badly = 0;
+    for (unsigned i = 0; i < WAYS; i++) {
+        pids[i] = fork();
+        ck_assert_int_ge(pids[i], 0);
+        if (pids[i] == 0)
+            sweep_part(variable, strokes, i, n, &of[i]);
+    }
+    for (unsigned i = 0; i < WAYS; i++) {
+        int status = -1;
+        ck_assert_int_eq(waitpid(pids[i], &status, 0), pids[i]);
+        ended_badly += status != 0; /* it has said why */
+        sum.n += of[i].n;
+        sum.failed += of[i].failed;
+        sum.struck += of[i].struck;
+    }
+    (void)munmap(of, WAYS * sizeof *of);
+    ck_assert_uint_eq(ended_badly, 0);
+    ck_assert_uint_eq(sum.n, n);
+    printf("%s: %u faults, %u struck, %u made a refit fail (SWEEP_SEED=%llu)\n", variable, sum.n,
+           sum.struck, sum.failed, (unsigned long long)seed());
+    ck_assert_uint_ge(sum.n, 6);
+    ck_assert_uint_gt(sum.failed * 4, sum.n);
 }
 
 START_TEST(every_call_that_fails_ends_the_refit_or_is_outlived)
