@@ -185,7 +185,8 @@ class Lives(Case):
         self.assertNotIn(net.name, [n.name for n in testnet.testnets()])
 
     def test_the_tool_makes_shows_runs_cuts_and_removes(self):
-        r = tool("up", "2", "--name", "test", "--rate", "1gbit", "--owner", str(os.getpid()))
+        # A name of its own: after `down` another test's `up` may take this one's number, and its name where they are called alike.
+        r = tool("up", "2", "--name", MINE, "--rate", "1gbit", "--owner", str(os.getpid()))
         self.assertEqual(r.returncode, 0, r.stderr)
         name = r.stdout.strip()
         net = Testnet.open(name)
@@ -227,7 +228,7 @@ class Loopback(unittest.TestCase):
         self.addCleanup(os.environ.pop, "RESHARD_TESTNET")
 
     def test_nodes_are_addresses_and_what_is_missing_is_said(self):
-        r = tool("up", "2", "--name", "test", "--owner", str(os.getpid()))
+        r = tool("up", "2", "--name", MINE, "--owner", str(os.getpid()))
         self.assertIn("no counters, no limits, no cuts", r.stderr)
         net = Testnet.open(r.stdout.strip())
         self.addCleanup(net.down)
