@@ -77,6 +77,9 @@ class Deaths(Case):
         try:
             first = worker.client.stub.Apply.future(pb.ApplyRequest(worker=worker.id, version=1), timeout=WAIT_S)
             nodes.head.wait_status("m", lambda m: any(w.doing == "applying" for w in m.workers), "applying")
+            with self.assertRaises(grpc.RpcError) as refused:
+                worker.ready(1)  # a staged worker has none to say: the answer comes behind the order to apply
+            self.assertEqual(refused.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
             nodes.head.kill()
             nodes.head.start()
             self.assertEqual(first.code(), grpc.StatusCode.UNAVAILABLE)
