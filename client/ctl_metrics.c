@@ -15,7 +15,8 @@ struct family {
     void (*write)(const struct family *f, const json_t *status, struct buf *to);
     const char *key; /* of the field that it shows, where one writer serves many */
     const char *const
-        *parts; /* several fields, each a sample with its name as a label; ends with NULL */
+        *parts;     /* several fields, each a sample with its name as a label; ends with NULL */
+    const char *of; /* write_model: where in a model the field stands; NULL: in itself */
 };
 
 /* --- samples ------------------------------------------------------------------------------------- */
@@ -145,6 +146,8 @@ static void write_node(const struct family *f, const json_t *s, struct buf *to)
 
 /* --- models --------------------------------------------------------------------------------------- */
 
+/* A field of each model, or of what it has under the family's `of`. What is in flight shows 0 where nothing is, so that a series
+ * does not end between refits; what has never been is left out. */
 static void write_model(const struct family *f, const json_t *s, struct buf *to)
 {
     size_t i;
@@ -152,7 +155,9 @@ static void write_model(const struct family *f, const json_t *s, struct buf *to)
     json_array_foreach(json_object_get(s, "models"), i, m)
     {
         const char *labels[] = {"model", jstr(m, "model")};
-        put_field(f, to, labels, COUNT(labels), m, f->key);
+        const json_t *of = f->of != NULL ? json_object_get(m, f->of) : m;
+        if (of != NULL || strcmp(f->of, "in_flight") == 0)
+            put_field(f, to, labels, COUNT(labels), of, f->key);
     }
 }
 
@@ -164,18 +169,6 @@ static void write_queued(const struct family *f, const json_t *s, struct buf *to
     {
         const char *labels[] = {"model", jstr(m, "model")};
         put_count(f, to, labels, COUNT(labels), json_array_size(json_object_get(m, "queued")));
-    }
-}
-
-/* 0 where nothing is in flight, so that a series does not end between refits. */
-static void write_in_flight(const struct family *f, const json_t *s, struct buf *to)
-{
-    size_t i;
-    json_t *m;
-    json_array_foreach(json_object_get(s, "models"), i, m)
-    {
-        const char *labels[] = {"model", jstr(m, "model")};
-        put_field(f, to, labels, COUNT(labels), json_object_get(m, "in_flight"), f->key);
     }
 }
 
@@ -206,30 +199,6 @@ static void write_bytes(const struct family *f, const json_t *s, struct buf *to)
             put_count(f, to, labels, COUNT(labels),
                       jnum(json_object_get(of, "bytes"), f->parts[k]));
         }
-    }
-}
-
-static void write_last(const struct family *f, const json_t *s, struct buf *to)
-{
-    size_t i;
-    json_t *m;
-    json_array_foreach(json_object_get(s, "models"), i, m)
-    {
-        const char *labels[] = {"model", jstr(m, "model")};
-        const json_t *last = json_object_get(m, "last");
-        if (last != NULL)
-            put_field(f, to, labels, COUNT(labels), last, f->key);
-    }
-}
-
-static void write_catch_ups(const struct family *f, const json_t *s, struct buf *to)
-{
-    size_t i;
-    json_t *m;
-    json_array_foreach(json_object_get(s, "models"), i, m)
-    {
-        const char *labels[] = {"model", jstr(m, "model")};
-        put_field(f, to, labels, COUNT(labels), json_object_get(m, "catch_ups"), f->key);
     }
 }
 
@@ -265,65 +234,66 @@ static const char *const states[] = {"empty",       "current", "stale", "torn",
                                      "uncommitted", "gone",    NULL};
 
 static const struct family families[] = {
-    {"reshard_info", "gauge", "What the daemon is; always 1.", write_info, NULL, NULL},
+    {"reshard_info", "gauge", "What the daemon is; always 1.", write_info, NULL, NULL, NULL},
     {"reshard_uptime_seconds", "gauge", "Since the daemon was started.", write_own, "uptime_ns",
-     NULL},
-    {"reshard_clients", "gauge", "Connections of clients.", write_own, "clients", NULL},
-    {"reshard_data_plane_ready", "gauge", "1 where this node's data plane serves.", write_ready,
      NULL, NULL},
+    {"reshard_clients", "gauge", "Connections of clients.", write_own, "clients", NULL, NULL},
+    {"reshard_data_plane_ready", "gauge", "1 where this node's data plane serves.", write_ready,
+     NULL, NULL, NULL},
     {"reshard_data_plane_restarts_total", "counter", "Times that the data plane was replaced.",
-     write_own, "data_plane_restarts", NULL},
+     write_own, "data_plane_restarts", NULL, NULL},
     {"reshard_strangers_refused_total", "counter", "Refused connections of who is no member.",
-     write_strangers, NULL, doors},
+     write_strangers, NULL, doors, NULL},
     {"reshard_gpu_memory_bytes", "gauge", "Of each GPU: the daemon's parts, workers', free.",
-     write_gpus, NULL, gpu_parts},
+     write_gpus, NULL, gpu_parts, NULL},
     {"reshard_node_up", "gauge", "1 where the coordinator hears the node.", write_node_up, NULL,
-     NULL},
-    {"reshard_node_draining", "gauge", "1 where the node is drained.", write_node, "draining",
+     NULL, NULL},
+    {"reshard_node_draining", "gauge", "1 where the node is drained.", write_node, "draining", NULL,
      NULL},
     {"reshard_node_heard_age_seconds", "gauge", "Since the node's newest message.", write_node,
-     "heard_age_ns", NULL},
+     "heard_age_ns", NULL, NULL},
     {"reshard_node_round_trip_seconds", "gauge", "Between coordinator and node.", write_node,
-     "round_trip_ns", NULL},
+     "round_trip_ns", NULL, NULL},
     {"reshard_node_lost_total", "counter", "Times that the node or its data plane was lost.",
-     write_node, "lost", NULL},
+     write_node, "lost", NULL, NULL},
     {"reshard_node_joins_total", "counter", "Times that the node joined.", write_node, "joins",
-     NULL},
+     NULL, NULL},
     {"reshard_committed_version", "gauge", "Newest committed version; 0: none.", write_model,
-     "committed", NULL},
+     "committed", NULL, NULL},
     {"reshard_committed_age_seconds", "gauge", "Since it was committed.", write_model,
-     "committed_age_ns", NULL},
-    {"reshard_epoch", "counter", "The model's epoch.", write_model, "epoch", NULL},
+     "committed_age_ns", NULL, NULL},
+    {"reshard_epoch", "counter", "The model's epoch.", write_model, "epoch", NULL, NULL},
     {"reshard_queued_versions", "gauge", "Submitted behind the one in flight.", write_queued, NULL,
-     NULL},
+     NULL, NULL},
     {"reshard_superseded_versions_total", "counter", "Versions that a newer one replaced.",
-     write_model, "superseded", NULL},
+     write_model, "superseded", NULL, NULL},
     {"reshard_aborted_versions_total", "counter", "Versions that were aborted.", write_model,
-     "aborted", NULL},
-    {"reshard_in_flight_version", "gauge", "The version in flight; 0: none.", write_in_flight,
-     "version", NULL},
-    {"reshard_in_flight_seconds", "gauge", "Since it was submitted.", write_in_flight, "elapsed_ns",
-     NULL},
-    {"reshard_in_flight_phase", "gauge", "1 at its phase.", write_phase, NULL, phases},
+     "aborted", NULL, NULL},
+    {"reshard_in_flight_version", "gauge", "The version in flight; 0: none.", write_model,
+     "version", NULL, "in_flight"},
+    {"reshard_in_flight_seconds", "gauge", "Since it was submitted.", write_model, "elapsed_ns",
+     NULL, "in_flight"},
+    {"reshard_in_flight_phase", "gauge", "1 at its phase.", write_phase, NULL, phases, NULL},
     {"reshard_in_flight_bytes", "gauge", "Its bytes so far, by tier.", write_bytes, "in_flight",
-     tiers},
-    {"reshard_last_version", "gauge", "The newest version that ended.", write_last, "version",
-     NULL},
-    {"reshard_last_attempts", "gauge", "Attempts that it took.", write_last, "attempts", NULL},
-    {"reshard_last_total_seconds", "gauge", "From its submit to its end.", write_last, "total_ns",
-     NULL},
-    {"reshard_last_wire_seconds", "gauge", "From its first byte to its last.", write_last,
-     "wire_ns", NULL},
-    {"reshard_last_stall_seconds", "gauge", "That its sources had to wait.", write_last, "stall_ns",
-     NULL},
-    {"reshard_last_bytes", "gauge", "Its bytes, by tier.", write_bytes, "last", tiers},
+     tiers, NULL},
+    {"reshard_last_version", "gauge", "The newest version that ended.", write_model, "version",
+     NULL, "last"},
+    {"reshard_last_attempts", "gauge", "Attempts that it took.", write_model, "attempts", NULL,
+     "last"},
+    {"reshard_last_total_seconds", "gauge", "From its submit to its end.", write_model, "total_ns",
+     NULL, "last"},
+    {"reshard_last_wire_seconds", "gauge", "From its first byte to its last.", write_model,
+     "wire_ns", NULL, "last"},
+    {"reshard_last_stall_seconds", "gauge", "That its sources had to wait.", write_model,
+     "stall_ns", NULL, "last"},
+    {"reshard_last_bytes", "gauge", "Its bytes, by tier.", write_bytes, "last", tiers, NULL},
     {"reshard_catch_up_instances_total", "counter", "Instances brought up to a committed version.",
-     write_catch_ups, "instances", NULL},
-    {"reshard_catch_up_attempts_total", "counter", "Attempts that it took.", write_catch_ups,
-     "attempts", NULL},
-    {"reshard_instances", "gauge", "Instances by state.", write_states, "instances", states},
+     write_model, "instances", NULL, "catch_ups"},
+    {"reshard_catch_up_attempts_total", "counter", "Attempts that it took.", write_model,
+     "attempts", NULL, "catch_ups"},
+    {"reshard_instances", "gauge", "Instances by state.", write_states, "instances", states, NULL},
     {"reshard_workers", "gauge", "Workers of destinations by state.", write_states, "workers",
-     states},
+     states, NULL},
 };
 
 static void put_head(const struct family *f, struct buf *to)
@@ -333,8 +303,8 @@ static void put_head(const struct family *f, struct buf *to)
 
 void metrics_write(const json_t *status, struct buf *to)
 {
-    static const struct family up = {"reshard_up", "gauge", "1 where the daemon answers.",
-                                     NULL,         NULL,    NULL};
+    static const struct family up = {
+        "reshard_up", "gauge", "1 where the daemon answers.", NULL, NULL, NULL, NULL};
     put_head(&up, to);
     put_count(&up, to, NULL, 0, status != NULL);
     for (size_t i = 0; status != NULL && i < COUNT(families); i++) {
