@@ -5,7 +5,9 @@ RESHARD_BACKEND   host (the default): backend = host.
                   standin: the same tests with backend = cuda and transport = nccl, on the stand-in for GPUs
                   (test/standin/standin.h): the daemon of a build with CUDA, on libraries that run on the CPU. Results on it
                   say nothing about the speed of a GPU.
-RESHARD_SEGMENTS  where workers have their memory on the stand-in: host (memfds that the daemon pins), ipc or vmm (memory of
+                  gpu: the same on a GPU, with the real libraries. One GPU is shown as eight by test/gpu/one_gpu.c, which
+                  LD_PRELOAD has (scripts/gpu-check does all this).
+RESHARD_SEGMENTS  where workers have their memory on these two: host (memfds that the daemon pins), ipc or vmm (memory of
                   their GPU, handed over by CUDA IPC or as a VMM allocation), or mixed (the default): each worker one of these,
                   by the seed.
 STANDIN_SEED      of the streams' delays and of mixed; a random one where it isn't given. A failed run says which it was.
@@ -83,27 +85,48 @@ def choice(variable, options):
     return value
 
 
-STANDIN = choice("RESHARD_BACKEND", ["host", "standin"]) == "standin"
+BACKEND = choice("RESHARD_BACKEND", ["host", "standin", "gpu"])
+STANDIN = BACKEND == "standin"
+CUDA = BACKEND != "host"  # what calls itself CUDA
 kinds = SEGMENTS[choice("RESHARD_SEGMENTS", ["mixed", "host", "ipc", "vmm"])]
 
 
 def settings(transport):
     """Of [devices]: what the backend makes of a test that would have this transport on the host."""
-    return {"backend": "cuda", "transport": "nccl"} if STANDIN else {"transport": transport}
+    return {"backend": "cuda", "transport": "nccl"} if CUDA else {"transport": transport}
+
+
+def one_gpu():
+    """The library that shows one GPU as several (test/gpu/one_gpu.c), as this process has it loaded."""
+    found = [p for p in os.environ.get("LD_PRELOAD", "").split(":") if p.endswith("libone-gpu.so")]
+    if not found:
+        sys.exit("RESHARD_BACKEND=gpu: LD_PRELOAD has no libone-gpu.so: scripts/gpu-check --integration makes it and runs this")
+    return found[0]
 
 
 def libraries(build):
-    """The folder with the stand-in's libraries for this process; a sanitized build's can't be loaded here."""
+    """(libcudart's, libcuda's) for this process; a sanitized build's stand-in can't be loaded here."""
+    if BACKEND == "gpu":
+        return one_gpu(), one_gpu()
+    folder = standin_folder(build)
+    return str(folder / "libcudart.so.13"), str(folder / "libcuda.so.1")
+
+
+def standin_folder(build):
     return pathlib.Path(os.environ.get("RESHARD_CLIENT_STANDIN") or build / "standin").resolve()
 
 
 def begin(build):
     """Once in each process that imports rig: what the daemons that it starts need."""
+    os.environ.setdefault("STANDIN_SEED", str(random.SystemRandom().randrange(1, 1 << 16)))
+    os.environ.setdefault("STANDIN_DELAY_US", "50")
+    if BACKEND == "gpu":
+        one_gpu()
+        return
     folder = build / "standin"
-    missing = [name for name in LIBRARIES for place in (folder, libraries(build)) if not (place / name).exists()]
+    missing = [name for name in LIBRARIES for place in (folder, standin_folder(build)) if not (place / name).exists()]
     if missing:
         sys.exit(f"RESHARD_BACKEND=standin: no {missing[0]} in {folder}; it needs a build with CUDA=1: make check-standin")
-    os.environ.setdefault("STANDIN_SEED", str(random.SystemRandom().randrange(1, 1 << 16)))
     os.environ.setdefault("STANDIN_DELAY_US", "50")
     os.environ.setdefault("STANDIN_DEVICES", "8")
     paths = [str(folder), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
@@ -112,15 +135,16 @@ def begin(build):
 
 def segment_kind(*what):
     """Where the memory of this worker lies: by the seed and what it is, so that a seed gives the same again."""
-    return random.Random(f"{os.environ.get('STANDIN_SEED')}/{'/'.join(map(str, what))}").choice(kinds) if STANDIN else HOST
+    return random.Random(f"{os.environ.get('STANDIN_SEED')}/{'/'.join(map(str, what))}").choice(kinds) if CUDA else HOST
 
 
 def again():
     """How to run this program so again; "": there is nothing to say."""
-    if not STANDIN:
+    if not CUDA:
         return ""
     given = [f"{k}={os.environ[k]}" for k in ("STANDIN_SEED", "STANDIN_DELAY_US", "RESHARD_SEGMENTS") if k in os.environ]
-    return f"on the stand-in for GPUs; the same again: RESHARD_BACKEND=standin {' '.join(given)} {' '.join(sys.argv)}"
+    where = "a GPU" if BACKEND == "gpu" else "the stand-in for GPUs"
+    return f"on {where}; the same again: RESHARD_BACKEND={BACKEND} {' '.join(given)} {' '.join(sys.argv)}"
 
 
 def of(program):
@@ -133,7 +157,7 @@ def of(program):
 
 def skipped(program):
     """Names of this program's tests that don't run on the backend at hand -> why."""
-    return of(program).without if STANDIN else {}
+    return of(program).without if CUDA else {}
 
 
 def check():

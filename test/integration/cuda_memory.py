@@ -1,4 +1,4 @@
-"""Memory of a GPU in a client's process: CUDA by ctypes, on the stand-in's libraries (backends.py).
+"""Memory of a GPU in a client's process: CUDA by ctypes, on the libraries that backends.py says.
 
 A segment lies in the middle of its allocation, and what is around it is checked to stay what it was.
 """
@@ -34,8 +34,8 @@ def read_counters(path):
 class Cuda:
     """What a trainer does with CUDA: the runtime for memory, the driver for VMM."""
 
-    def __init__(self, folder):
-        self.runtime, self.driver = (ctypes.CDLL(str(folder / name)) for name in ("libcudart.so.13", "libcuda.so.1"))
+    def __init__(self, runtime, driver):
+        self.runtime, self.driver = ctypes.CDLL(runtime), ctypes.CDLL(driver)
 
     @staticmethod
     def ok(code):
@@ -108,7 +108,7 @@ class Memory:
         whole = BEFORE + n + AFTER
         if kind == IPC:
             base = cuda.malloc(device, whole)
-            self.allocation_bytes = -(-whole // 4096) * 4096  # what the stand-in makes of it
+            self.allocation_bytes = whole
         else:
             self.allocation_bytes = -(-whole // VMM_GRANULE) * VMM_GRANULE
             base, self.fd, self.handle = cuda.vmm_new(device, self.allocation_bytes)
@@ -166,6 +166,6 @@ class Memory:
 
 
 @functools.cache
-def cuda(folder):
-    """This process's CUDA, from the libraries of that folder."""
-    return Cuda(folder)
+def cuda(runtime, driver):
+    """This process's CUDA, from these libraries."""
+    return Cuda(runtime, driver)

@@ -11,6 +11,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 
@@ -52,7 +53,7 @@ class WorkerProcess:
 
     def __init__(self, daemon, name, place):
         self.name, self.kind, self.rank = name, place.kind, place.rank
-        self.p = subprocess.Popen(["/usr/bin/python3", HERE / "faults_worker.py", daemon.socket, place.kind, str(place.rank),
+        self.p = subprocess.Popen([sys.executable, HERE / "faults_worker.py", daemon.socket, place.kind, str(place.rank),
                                    str(place.device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.said, self.replies, self.changed = [], [], threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()

@@ -44,7 +44,7 @@ DTYPES = {"float32": (pb.DTYPE_FLOAT32, 4), "int32": (pb.DTYPE_INT32, 4), "bfloa
           "float16": (pb.DTYPE_FLOAT16, 2), "uint8": (pb.DTYPE_UINT8, 1), "int64": (pb.DTYPE_INT64, 8),
           "float8_e4m3fn": (pb.DTYPE_FLOAT8_E4M3FN, 1)}
 POISON = 0xA5
-if backends.STANDIN:
+if backends.CUDA:
     backends.begin(BUILD)
 
 
@@ -56,7 +56,7 @@ class Deadline(AssertionError):
 
 
 # Settings with which messages between devices of the node are device copies.
-COPIES = {"devices__local_pairs": "copy", **({} if backends.STANDIN else {"devices__transport": "tcp"})}
+COPIES = {"devices__local_pairs": "copy", **({} if backends.CUDA else {"devices__transport": "tcp"})}
 
 
 class Daemon:
@@ -71,7 +71,7 @@ class Daemon:
                          "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(10000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)}}
         self.settings["devices"].update(backends.settings(transport="memory"))
-        if backends.STANDIN:
+        if backends.CUDA:
             # Messages between its devices by NCCL, which the tests are about, though they reach each other; COPIES is the other way.
             self.settings["devices"]["local_pairs"] = "transport"
         for key, value in settings.items():
@@ -313,7 +313,7 @@ class Client:
         kind = backends.HOST if worker is None or self.host_memory else backends.segment_kind(n_bytes, *worker)
         if kind == backends.HOST:
             return HostMemory(n_bytes)
-        cuda = cuda_memory.cuda(backends.libraries(BUILD))
+        cuda = cuda_memory.cuda(*backends.libraries(BUILD))
         return cuda_memory.Memory(cuda, worker[-1], cuda_memory.IPC if kind == backends.IPC else cuda_memory.VMM, n_bytes)
 
     def register(self, memory, **fields):
@@ -629,10 +629,10 @@ def refused(case, code, *words):
 
 def leave_out(file):
     """Skips what backends.py says of this file on the stand-in; a name that isn't there is an error."""
-    if backends.STANDIN and file.not_on_standin:
+    if backends.CUDA and file.not_on_standin:
         print(f"not on the stand-in: {file.not_on_standin}\n0 passed, 0 failed, 1 skipped")
         sys.exit(0)
-    for name, why in (file.without if backends.STANDIN else {}).items():
+    for name, why in (file.without if backends.CUDA else {}).items():
         case, _, test = name.partition(".")
         case = getattr(sys.modules["__main__"], case)
         setattr(case, test, unittest.skip("not on the stand-in: " + why)(getattr(case, test)))
@@ -648,7 +648,7 @@ def main():
     for text in cuda_memory.Memory.trespasses:
         print(text)
         bad += 1
-    if bad and backends.STANDIN:
+    if bad and backends.CUDA:
         print(backends.again())
     print(f"{r.testsRun - bad - len(r.skipped)} passed, {bad} failed, {len(r.skipped)} skipped", flush=True)
     sys.exit(1 if bad or r.testsRun == 0 else 0)

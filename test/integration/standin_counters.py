@@ -4,9 +4,10 @@ import unittest
 
 from gpu_memory import *
 
+on_gpus = unittest.skipUnless(backends.CUDA, "runs on the stand-in for GPUs (make check-standin) and on a GPU")
 on_standin = unittest.skipUnless(backends.STANDIN, "runs on the stand-in for GPUs: make check-standin")
-CUDA = cuda(backends.libraries(BUILD)) if backends.STANDIN else None
-if backends.STANDIN:
+CUDA = cuda(*backends.libraries(BUILD)) if backends.CUDA else None
+if backends.CUDA:
     CUDA.free(CUDA.malloc(0, 1))  # this process's counters are its own: see Counters
 
 

@@ -595,7 +595,7 @@ class Memory(Case):
 class Death(Case):
     def victim(self, d, *args):
         here = pathlib.Path(__file__).resolve().parent
-        p = subprocess.Popen(["/usr/bin/python3", here / "client_process.py", d.socket, *map(str, args)], stdin=subprocess.PIPE,
+        p = subprocess.Popen([sys.executable, here / "client_process.py", d.socket, *map(str, args)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True, env=dict(os.environ, RESHARD_BUILD=str(BUILD)))
 
         def end():
@@ -638,7 +638,7 @@ class Death(Case):
                 "half(sys.argv[2], sys.argv[3])")
         here = str(pathlib.Path(__file__).resolve().parent)
         for stage in ("half", "memory", "unread"):
-            p = subprocess.Popen(["/usr/bin/python3", "-c", code, here, d.socket, stage], stdout=subprocess.PIPE, text=True,
+            p = subprocess.Popen([sys.executable, "-c", code, here, d.socket, stage], stdout=subprocess.PIPE, text=True,
                                  env=dict(os.environ, RESHARD_BUILD=str(BUILD)))
             self.assertEqual(p.stdout.readline().strip(), "there")
             p.kill()
@@ -1279,7 +1279,7 @@ class OtherTime(Daemon):
 class Reboots(Case):
     def test_a_monotonic_clock_that_begins_anew_ends_nothing_early_and_nothing_late(self):
         # The machine had run for 11 days more, then it was booted: what was stored says nothing about the new clock.
-        probe = subprocess.run(["unshare", "-T", "--monotonic", "1000000", "--boottime", "1000000", "/usr/bin/python3", "-c",
+        probe = subprocess.run(["unshare", "-T", "--monotonic", "1000000", "--boottime", "1000000", sys.executable, "-c",
                                 "import time; print(time.monotonic())"], capture_output=True, text=True)
         if probe.returncode != 0 or float(probe.stdout) - time.monotonic() < 900000:
             self.skipTest(f"no time namespaces here: {probe.stderr.strip()}")

@@ -8,7 +8,7 @@ import unittest
 import gpu_memory
 import nodes
 from rig import *
-from standin_counters import CUDA, on_standin
+from standin_counters import CUDA, on_gpus
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BLOCK = 128
@@ -217,7 +217,7 @@ class OverNodes(Landing):
         self.lands(f, 1, Model(1, {"w": (700, 500)}, "float32", block=4096))
 
 
-@on_standin
+@on_gpus
 class InGpuMemory(Landing):
     """Weights of both sides in memory of GPUs, which the CPU can't touch."""
 

@@ -16,7 +16,7 @@ def one_destination(rows=64):
     return Layout("rollout", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
 
 
-@on_standin
+@on_gpus
 class Refits(unittest.TestCase):
     """Every element is compared, and every byte around the segments."""
 
@@ -88,6 +88,7 @@ class Refits(unittest.TestCase):
                 f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=kind)
                 self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
 
+    @on_standin
     def test_a_domain_whose_gpus_do_not_reach_each_other_is_refused_and_no_gpu_is_the_worse_for_it(self):
         d = Daemon()
         self.addCleanup(d.close)
@@ -102,6 +103,7 @@ class Refits(unittest.TestCase):
         self.assertRegex(s.reason, r"device [0-5] can't write into memory of device [0-5]: there is no peer access.*domains")
         self.assertEqual(d.data_plane_pid(), pid)
 
+    @on_standin
     def test_case_b23_the_daemon_adds_its_ring_and_no_second_copy(self):
         rows, ring = 1 << 14, 4 * (64 << 10)  # 4 MiB of weights; slots of 64 KiB
         with Counters() as counters, Daemon(devices__ring_slots=4, devices__chunk_bytes=64 << 10) as d:
@@ -115,7 +117,7 @@ class Refits(unittest.TestCase):
                 self.assertEqual(counters.of(i, Counters.OPEN), 1)
 
 
-@on_standin
+@on_gpus
 class HandedOver(unittest.TestCase):
     """What of a GPU's memory is taken, and what is refused, before and at Attach."""
 
@@ -176,6 +178,7 @@ class HandedOver(unittest.TestCase):
             self.worker(c, segment, device=3).publish(1)
             CUDA.free(p)
 
+    @on_standin
     def test_case_c19_c20_one_open_handle_closed_before_the_last_answer(self):
         with Counters() as counters, Daemon() as d:
             c = GpuClient(d, CUDA)
@@ -210,7 +213,7 @@ class HandedOver(unittest.TestCase):
             CUDA.free(p)
 
     def test_stale_handles_are_refused_and_the_data_plane_lives_on(self):
-        exporter = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\nc = cuda(backends.libraries(BUILD))\n"
+        exporter = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\nc = cuda(*backends.libraries(BUILD))\n"
                     "print(c.ipc_handle(c.malloc(0, 1 << 16)).hex())")
         dead = bytes.fromhex(subprocess.run([sys.executable, "-c", exporter, os.path.dirname(os.path.abspath(__file__))],
                                             capture_output=True, text=True, check=True, timeout=WAIT_S).stdout)
@@ -263,12 +266,13 @@ class HandedOver(unittest.TestCase):
                 self.assertIn(word, r.stdout)
 
 
+    @on_standin
     def test_case_c24_two_clients_of_equal_pid_in_two_namespaces_are_two(self):
         program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
                    "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
                    "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
                    "l = Layout('train', 1, [mesh('x', [1])], [tensor('w', [64, 64], 'int32', 'x', [None])])\n"
-                   "c = GpuClient(There(), cuda(backends.libraries(BUILD)), VMM)\n"
+                   "c = GpuClient(There(), cuda(*backends.libraries(BUILD)), VMM)\n"
                    "w = GpuWorker(c, sys.argv[3], pb.SIDE_SOURCE, l, 0, 0)\n"
                    "w.publish(1)\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n")
         with Counters() as counters, Daemon() as d:
@@ -319,10 +323,11 @@ class HandedOver(unittest.TestCase):
             self.assertEqual(f.destinations[0].wrong(1), [])
 
 
-@on_standin
+@on_gpus
 class Lives(unittest.TestCase):
     """Memory that goes: freed and made again, asleep, with its owner."""
 
+    @on_standin
     def test_case_b24_c21_versions_in_memory_that_is_freed_and_allocated_again_each_time(self):
         with Counters() as counters, Daemon() as d:
             rollout = GpuClient(d, CUDA)
@@ -345,11 +350,12 @@ class Lives(unittest.TestCase):
             self.assertEqual([counters.of(i, Counters.ALLOCATED) for i in range(2)], allocated)
             self.assertLess(len(set(addresses)), len(addresses))  # some came to lie where another had been
 
+    @on_standin
     def test_case_c22_memory_of_a_killed_client_is_let_go(self):
         program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
                    "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
                    "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
-                   "t = There()\nw = GpuWorker(GpuClient(t, cuda(backends.libraries(BUILD))), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
+                   "t = There()\nw = GpuWorker(GpuClient(t, cuda(*backends.libraries(BUILD))), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
                    "print('attached', flush=True)\nsys.stdin.read()\n")
         with Counters() as counters, Daemon() as d:
             p = subprocess.Popen([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__)), d.socket],
@@ -387,7 +393,7 @@ class Lives(unittest.TestCase):
             self.assertEqual(d.data_plane_pid(), pid)
 
 
-@on_standin
+@on_gpus
 class Events(unittest.TestCase):
     """A trainer that publishes while its writes are still to come, with an event behind them."""
 
@@ -474,6 +480,7 @@ class Events(unittest.TestCase):
             f.refit(1)
             self.assertEqual(d.data_plane_pid(), pid)
 
+    @on_standin
     def test_a_worker_that_leaves_is_not_held_by_its_event(self):
         with Counters() as counters, Daemon() as d:
             f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
@@ -569,7 +576,7 @@ ONE_JSON = """{"name": "train", "ranks": 1, "meshes": [{"name": "x", "shape": [1
  "tensors": [{"name": "w", "shape": [64, 64], "dtype": "int32", "mesh": "x", "placements": ["Replicate"]}]}"""
 
 
-@on_standin
+@on_gpus
 class Libreshard(unittest.TestCase):
     refused = HandedOver.refused
     N = 64 * 64 * 4

@@ -18,7 +18,7 @@ class Named(Cuda):
     """Counts GPUs as a daemon does that was given these."""
 
     def __init__(self, gpus):
-        super().__init__(backends.libraries(BUILD))
+        super().__init__(*backends.libraries(BUILD))
         self.gpus = gpus
 
     def use(self, device):

@@ -13,7 +13,7 @@ class Process:
 
     def __init__(self, daemon, *args):
         here = pathlib.Path(__file__).resolve().parent
-        self.p = subprocess.Popen(["/usr/bin/python3", here / "client_process.py", daemon.socket, *map(str, args)],
+        self.p = subprocess.Popen([sys.executable, here / "client_process.py", daemon.socket, *map(str, args)],
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                   env=dict(os.environ, RESHARD_BUILD=str(BUILD)))
 
