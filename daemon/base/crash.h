@@ -36,7 +36,10 @@
     X(LOST_CHUNK, "lost-chunk", "memory transport: a chunk counts as landed and is not written")   \
     X(WRONG_ADDRESS, "wrong-address", "memory transport: the halves of a chunk change places")     \
     X(LOST_COPY, "lost-copy", "host device: a copy reads and does not write")                      \
-    X(WRONG_CAST, "wrong-cast", "host device: a cast's first element, wrong as written and summed")
+    X(WRONG_CAST, "wrong-cast",                                                                    \
+      "host device: a cast's first element, wrong as written and summed")                          \
+    X(WRONG_SCALE, "wrong-scale",                                                                  \
+      "host device: a cast with scales takes each element for -2 times it")
 
 enum crash_point {
 #define X(id, name, process, where) CRASH_##id,

@@ -283,13 +283,45 @@ static void quantise_wrong(const struct kernel_quantise *q)
         kernel_fingerprint_host(&f);
 }
 
+/* Of a float's bits, or a bfloat16's as the upper half of one: with another sign, and where it is a normal number that has a double,
+ * doubled. */
+static uint32_t minus_twice(uint32_t bits)
+{
+    uint32_t exponent = bits >> 23 & 0xFF;
+    return (bits ^ 1U << 31) + (exponent > 0 && exponent < 0xFE ? 1U << 23 : 0);
+}
+
+/* Values and scales wrong in the same way each time, however the matrix is cut. */
+static void quantise_wrong_values(const struct kernel_quantise *q)
+{
+    struct kernel_quantise wrong = *q;
+    uint64_t bytes = q->from_dtype == KERNEL_BFLOAT16 ? 2 : 4;
+    uint8_t *copy = mem_alloc(q->rows * q->columns * bytes + 1);
+    rs_assert(copy != NULL); /* for tests alone */
+    for (uint64_t i = 0; i < q->rows; i++)
+        for (uint64_t k = 0; k < q->columns; k++) {
+            uint32_t bits = 0;
+            uint8_t *upper = (uint8_t *)&bits + 4 - bytes;
+            const uint8_t *at = (const uint8_t *)q->from + (int64_t)i * q->from_stride + k * bytes;
+            memcpy(upper, at, bytes);
+            bits = minus_twice(bits);
+            memcpy(copy + (i * q->columns + k) * bytes, upper, bytes);
+        }
+    wrong.from = copy;
+    wrong.from_stride = (int64_t)(q->columns * bytes);
+    kernel_quantise_host(&wrong);
+    mem_free(copy);
+}
+
 static void run_quantise(struct device_stream *s, struct item *item)
 {
     struct kernel_quantise q;
     for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
         memcpy(&q, (const char *)item->payload + i * sizeof q, sizeof q);
-        if (q.n_targets > 0 && q.window_rows * q.window_columns > 0 &&
-            damage_due(DAMAGE_WRONG_CAST))
+        if (q.step != KERNEL_QUANTISE_CLEAR && damage_due(DAMAGE_WRONG_SCALE))
+            quantise_wrong_values(&q);
+        else if (q.n_targets > 0 && q.window_rows * q.window_columns > 0 &&
+                 damage_due(DAMAGE_WRONG_CAST))
             quantise_wrong(&q);
         else
             kernel_quantise_host(&q);

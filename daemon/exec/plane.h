@@ -17,7 +17,7 @@
  *   pairs.c       which devices of the node exchange messages by copies
  *   skips.c       what needs not be sent, told from node to node
  *   copies.c      an attempt's local copies, verify.c: its fingerprints
- *   sample.c      some of its fingerprints by the scalar kernels
+ *   sample.c      some of its fingerprints by the scalar kernels, sample_scaled.c: of what a place makes
  *   lane.c        an attempt's messages on one device */
 #ifndef RS_EXEC_PLANE_H
 #define RS_EXEC_PLANE_H

@@ -11,7 +11,8 @@
  *   fast     on the stream that takes the source's fingerprints
  *   compute  the scalar twin, on that stream's thread; then back to the loop, which compares
  *
- * Cells that a place makes (scaled.h) are not sampled. */
+ * Of cells that the place makes (scaled.h) up to SCALED_CELLS more are looked at, by one block each: sample_scaled.c. */
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,15 +20,24 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "exec/attempt.h"
+#include "exec/sample_scaled.h"
+#include "layout/scale.h"
 
 #include "base/banned.h"
 
 /* SAMPLE_CASTS: of SAMPLE_CELLS, the most that are casts while there are others. */
 enum { SAMPLE_CELLS = 64, SAMPLE_CASTS = 48, SAMPLE_BYTES = 4096 };
-enum { COPIED_BYTES = SAMPLE_CELLS * SAMPLE_BYTES };
+/* SCALED_ELEMENTS: a block of 128 × 128, float32 at most; each begins at a multiple of SCALED_ALIGN. */
+enum { SCALED_CELLS = 4, SCALED_ELEMENTS = 1 << 14, SCALED_ALIGN = 64 };
+enum {
+    COPIED_BYTES = SAMPLE_CELLS * SAMPLE_BYTES + SCALED_CELLS * (4 * SCALED_ELEMENTS + SCALED_ALIGN)
+};
+
+enum sample_kind { SAMPLE_PLAIN, SAMPLE_CAST, SAMPLE_MADE };
 
 struct sample {
     uint32_t hold;
+    uint64_t scale[2]; /* made: the number of the block whose elements are looked at */
     uint64_t fast, reference;
 };
 
@@ -43,7 +53,7 @@ struct sampler {
     struct attempt *attempt;
     uint32_t place;
     struct plane_way *way;
-    struct sample samples[SAMPLE_CELLS];
+    struct sample samples[SAMPLE_CELLS + SCALED_CELLS];
     uint32_t n_samples;
     struct sample_box *boxes;
     size_t n_boxes, boxes_capacity;
@@ -71,22 +81,34 @@ static uint8_t dtype_at(const struct attempt *a, uint32_t hold)
     return place_dtype(&a->places[a->program.holds[hold].place], c->tensor, c->wire);
 }
 
-static bool is_candidate(const struct attempt *a, uint32_t hold, bool cast)
+/* NULL: it lies there. */
+static const struct program_tensor *made_of(const struct attempt *a, uint32_t hold)
 {
-    const struct program_hold *h = &a->program.holds[hold];
-    return (dtype_at(a, hold) != cell_of(a, hold)->wire) == cast && attempt_checks(a, h->cell) &&
-           program_cell_elements(&a->program, h->cell) > 0 &&
-           place_makes(&a->places[h->place], cell_of(a, hold)->tensor) == NULL;
+    return place_makes(&a->places[a->program.holds[hold].place], cell_of(a, hold)->tensor);
 }
 
-/* Each of the place's that are (not) casts is as likely as another: the n-th replaces one of `most` by chance. */
-static void draw(struct sampler *s, bool cast, uint32_t most, uint64_t *state)
+static enum sample_kind kind_of(const struct attempt *a, uint32_t hold)
+{
+    if (made_of(a, hold) != NULL)
+        return SAMPLE_MADE;
+    return dtype_at(a, hold) != cell_of(a, hold)->wire ? SAMPLE_CAST : SAMPLE_PLAIN;
+}
+
+static bool is_candidate(const struct attempt *a, uint32_t hold, enum sample_kind kind)
+{
+    uint32_t cell = a->program.holds[hold].cell;
+    return kind_of(a, hold) == kind && attempt_checks(a, cell) &&
+           program_cell_elements(&a->program, cell) > 0;
+}
+
+/* Each of the place's of that kind is as likely as another: the n-th replaces one of `most` by chance. */
+static void draw(struct sampler *s, enum sample_kind kind, uint32_t most, uint64_t *state)
 {
     uint32_t base = s->n_samples, first, end;
     uint64_t n = 0;
     prints_hold_range(&s->attempt->program, s->place, &first, &end);
     for (uint32_t i = first; i < end && most > 0; i++) {
-        if (!is_candidate(s->attempt, i, cast))
+        if (!is_candidate(s->attempt, i, kind))
             continue;
         uint64_t at = n < most ? n : random_next(state) % (n + 1);
         n++;
@@ -113,6 +135,28 @@ static int box_add(struct sampler *s, uint32_t sample, const struct box *box)
     return 0;
 }
 
+/* The block of one of its elements (of scales: the elements of one), or so much of that as there is room for, as if the block were
+ * no greater: what makes it does not depend on its size. */
+static int block_add(struct sampler *s, uint32_t sample, uint64_t *state)
+{
+    const struct attempt *a = s->attempt;
+    struct sample *x = &s->samples[sample];
+    const struct program_tensor *t = made_of(a, x->hold);
+    uint64_t n = program_cell_elements(&a->program, a->program.holds[x->hold].cell);
+    uint64_t at = random_next(state) % n;
+    struct box one[2 * BOX_MAX_DIMS];
+    (void)box_range(&a->program.boxes[cell_of(a, x->hold)->box], at, at + 1, one);
+    struct box scale = t->value == PROGRAM_SCALES ? one[0] : scale_touched(t->block, &one[0]);
+    struct box elements = scale_elements(t->block, t->origin, &scale);
+    if (elements.size[1] > SCALED_ELEMENTS)
+        elements.size[1] = SCALED_ELEMENTS;
+    if (elements.size[0] > SCALED_ELEMENTS / elements.size[1])
+        elements.size[0] = SCALED_ELEMENTS / elements.size[1];
+    memcpy(x->scale, scale.offset, sizeof(x->scale));
+    s->n_copied_bytes = (s->n_copied_bytes + SCALED_ALIGN - 1) / SCALED_ALIGN * SCALED_ALIGN;
+    return box_add(s, sample, &elements);
+}
+
 /* Of a small cell all, of a greater one what lies from some element on. */
 static int boxes_add(struct sampler *s, uint32_t sample, uint64_t *state)
 {
@@ -120,6 +164,8 @@ static int boxes_add(struct sampler *s, uint32_t sample, uint64_t *state)
     uint32_t hold = s->samples[sample].hold;
     uint64_t n = program_cell_elements(&a->program, a->program.holds[hold].cell);
     uint64_t most = SAMPLE_BYTES / dtype_bytes(dtype_at(a, hold));
+    if (made_of(a, hold) != NULL)
+        return block_add(s, sample, state);
     uint64_t at = n > most ? random_next(state) % (n - most + 1) : 0;
     struct box boxes[2 * BOX_MAX_DIMS];
     unsigned n_boxes =
@@ -215,9 +261,24 @@ static void fetch(void *arg)
 
 /* --- fast, compute ------------------------------------------------------------------------------ */
 
+static struct sample_scaled scaled_of(struct sampler *s, const struct sample_box *x)
+{
+    const struct sample *sample = &s->samples[x->sample];
+    return (struct sample_scaled){.tensor = made_of(s->attempt, sample->hold),
+                                  .elements = x->box,
+                                  .scale = {sample->scale[0], sample->scale[1]},
+                                  .from = s->copied + x->at,
+                                  .from_dtype = dtype_at(s->attempt, sample->hold),
+                                  .made = s->copied + COPIED_BYTES + x->at};
+}
+
 static int fast_add(struct sampler *s, struct batch *b, const struct sample_box *x)
 {
     struct move m = move_of(s, x);
+    if (made_of(s->attempt, hold_of(s, x)) != NULL) {
+        const struct sample_scaled block = scaled_of(s, x);
+        return sample_scaled_fast(b, &block, &s->samples[x->sample].fast);
+    }
     const struct move_end to = {.compact = s->copied + COPIED_BYTES + x->at};
     m.from.compact = s->copied + x->at;
     m.to_dtype = cell_of(s->attempt, hold_of(s, x))->wire;
@@ -229,18 +290,27 @@ static int fast_add(struct sampler *s, struct batch *b, const struct sample_box 
     return batch_gather(b, &m);
 }
 
+static void compute_box(struct sampler *s, const struct sample_box *x)
+{
+    uint32_t hold = hold_of(s, x);
+    const struct kernel_view view = copied_view(s, x);
+    uint64_t *sum = &s->samples[x->sample].reference;
+    if (made_of(s->attempt, hold) != NULL) {
+        const struct sample_scaled block = scaled_of(s, x);
+        sample_scaled_reference(&block, sum);
+        return;
+    }
+    struct kernel_copy c =
+        copy_of(&x->box, &view, dtype_at(s->attempt, hold), cell_of(s->attempt, hold)->wire);
+    c.fingerprint = sum;
+    kernel_copy_reference(&c);
+}
+
 static void compute(void *arg)
 {
     struct sampler *s = arg;
-    for (size_t i = 0; i < s->n_boxes; i++) {
-        const struct sample_box *x = &s->boxes[i];
-        uint32_t hold = hold_of(s, x);
-        const struct kernel_view view = copied_view(s, x);
-        struct kernel_copy c =
-            copy_of(&x->box, &view, dtype_at(s->attempt, hold), cell_of(s->attempt, hold)->wire);
-        c.fingerprint = &s->samples[x->sample].reference;
-        kernel_copy_reference(&c);
-    }
+    for (size_t i = 0; i < s->n_boxes; i++)
+        compute_box(s, &s->boxes[i]);
     (void)mailbox_post(&s->attempt->plane->mailbox, &s->item);
 }
 
@@ -264,21 +334,35 @@ static int enqueue(struct sampler *s)
 
 /* --- what came of it ------------------------------------------------------------------------------ */
 
+/* What the kernel makes of it. */
+static void made_text(const struct attempt *a, const struct sample *x, char *ret, size_t n_bytes)
+{
+    const char *from = dtype_name((enum dtype)dtype_at(a, x->hold));
+    const char *wire = dtype_name((enum dtype)cell_of(a, x->hold)->wire);
+    const struct program_tensor *t = made_of(a, x->hold);
+    if (t != NULL && t->value == PROGRAM_SCALES)
+        (void)snprintf(ret, n_bytes, "the scale of a block of %s", from);
+    else if (t != NULL)
+        (void)snprintf(ret, n_bytes, "%s to %s by the block's scale", from, wire);
+    else if (strcmp(from, wire) != 0)
+        (void)snprintf(ret, n_bytes, "%s to %s", from, wire);
+    else
+        (void)snprintf(ret, n_bytes, "%s", from);
+}
+
 static void differs(struct attempt *a, const struct sampler *s, const struct sample *x)
 {
-    char text[512];
+    char text[512], made[96];
     struct err e;
     const struct device *d = s->way->device;
     uint32_t cell = a->program.holds[x->hold].cell;
-    uint8_t from = dtype_at(a, x->hold), wire = a->program.cells[cell].wire;
     attempt_describe(a, cell, s->place, text, sizeof(text));
+    made_text(a, x, made, sizeof(made));
     int r = err_set(&e, RS_EDATALOSS,
-                    "%s: of the same bytes of it the %s kernel of device %u makes %s%s%s with "
+                    "%s: of the same bytes of it the %s kernel of device %u makes %s with "
                     "fingerprint %016llx, the scalar one %016llx",
-                    text, on_host(s) ? kernel_host_name() : device_kind(d), device_local(d),
-                    dtype_name((enum dtype)from), from != wire ? " to " : "",
-                    from != wire ? dtype_name((enum dtype)wire) : "", (unsigned long long)x->fast,
-                    (unsigned long long)x->reference);
+                    text, on_host(s) ? kernel_host_name() : device_kind(d), device_local(d), made,
+                    (unsigned long long)x->fast, (unsigned long long)x->reference);
     attempt_fail(a, r, &e, a->program.tensors[a->program.cells[cell].tensor].index, s->place);
 }
 
@@ -371,8 +455,9 @@ static int sampler_new(struct attempt *a, uint32_t place, struct err *e)
     s->way = &d->ways[place % a->plane->n_ways];
     s->item.fn = computed;
     queue_init(&s->item.link);
-    draw(s, true, SAMPLE_CASTS, &state);
-    draw(s, false, SAMPLE_CELLS - s->n_samples, &state);
+    draw(s, SAMPLE_CAST, SAMPLE_CASTS, &state);
+    draw(s, SAMPLE_PLAIN, SAMPLE_CELLS - s->n_samples, &state);
+    draw(s, SAMPLE_MADE, SCALED_CELLS, &state);
     return s->n_samples > 0 ? sampler_run(s, &state, e) : 0;
 }
 

@@ -28,8 +28,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Its one block does not fit into the work memory. */
-static bool by_amax(const struct program_tensor *t)
+bool scaled_by_amax(const struct program_tensor *t)
 {
     return scale_whole(t->block, t->origin) && t->origin[0] * t->origin[1] > WORK_ELEMENTS;
 }
@@ -51,6 +50,14 @@ static int work_ready(struct batch *b)
     int r = device_alloc(device_stream_device(b->stream), PLANE_WORK_BYTES, &p, NULL);
     if (r == 0)
         b->work->memory = p;
+    return r;
+}
+
+int scaled_number(struct batch *b, uint32_t **ret)
+{
+    int r = work_ready(b);
+    if (r == 0)
+        *ret = (uint32_t *)(void *)(b->work->memory + WORK_SCALES_AT);
     return r;
 }
 
@@ -382,7 +389,7 @@ int scaled_move(struct batch *b, const struct move *m)
         if (k.to[i].compact != NULL && k.to[i].box == NULL)
             k.to[i].box = &m->box;
     }
-    if (by_amax(k.t))
+    if (scaled_by_amax(k.t))
         return make_by_amax(&k);
     struct box all = k.t->value == PROGRAM_SCALES ? m->box : scale_touched(k.t->block, &m->box);
     return make_blocks(&k, &all);
@@ -399,7 +406,7 @@ uint64_t scaled_part(const struct program *p, uint32_t cell, uint64_t at, uint64
     if (t->value == PROGRAM_SCALES)
         bytes *= block * least(t->block[1], t->origin[1]);
     uint64_t end = least(at + (budget / bytes > 0 ? budget / bytes : 1), n);
-    if (t->value == PROGRAM_QUANTISED && !by_amax(t)) {
+    if (t->value == PROGRAM_QUANTISED && !scaled_by_amax(t)) {
         uint64_t row = box->offset[0] + end / width, last = row / block * block;
         uint64_t now = (box->offset[0] + at / width) / block * block + block; /* at least one row */
         last = last > now ? last : now;

@@ -18,6 +18,11 @@ void scaled_open(struct place *place);
  * taken. */
 int scaled_move(struct batch *b, const struct move *m);
 
+/* One scale for all of it, whose elements are too many to be worked on at once: it is found before any value is made. */
+bool scaled_by_amax(const struct program_tensor *t);
+/* A number in the stream's work memory, in the stream's order; no move keeps anything there. */
+int scaled_number(struct batch *b, uint32_t **ret);
+
 /* The end of a part of the cell that begins at element `at` and reads about `budget` bytes of the
  * source: between rows of blocks where it can be. *ret_used: the bytes that it reads. */
 uint64_t scaled_part(const struct program *p, uint32_t cell, uint64_t at, uint64_t budget,

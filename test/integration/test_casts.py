@@ -4,6 +4,7 @@ import bisect
 import math
 import struct
 import unittest
+import unittest.mock
 
 import gpu_memory
 import nodes
@@ -192,6 +193,28 @@ class Casts(Landing):
         destination = Layout("rollout", 1, [mesh("m", [1])], [
             tensor("w", [128, 128], "float8_e4m3fn", "m", [None], cast=True), tensor("w.scale", [1, 1], "float32", "m", [None])])
         self.aborted(self.fleet(source, destination, [0], [4]), "w.scale", "missing")
+
+
+class Wrong(unittest.TestCase):
+    def test_what_is_made_wrong_in_the_same_way_each_time_is_found_by_the_scalar_kernel(self):
+        # Publication, sending and what is compared with them have all been made by it: fingerprints agree everywhere.
+        for dtype, shape, block in (("bfloat16", [256, 300], 128), ("float32", [130, 90], 128), ("bfloat16", [64, 96], 4096),
+                                    ("float32", [700, 500], 4096), ("bfloat16", [384, 640], 384)):
+            with self.subTest(dtype=dtype, shape=shape, block=block):
+                source = Layout("train", 1, [mesh("m", [1])], [tensor("w", shape, dtype, "m", [None])])
+                destination = Layout("rollout", 2, [mesh("tp", [2])], quantised("w", shape, "tp", [None], [None], block=block))
+                with unittest.mock.patch.dict(os.environ, {"RESHARD_DAMAGE": "wrong-scale:1:1000000"}):
+                    daemon = self.enterContext(Daemon())
+                f = Fleet(daemon, source, destination, [0], [4, 5], automatic=True)
+                f.publish(1)
+                before = [w.memory[:] for w in f.destinations]
+                f.submit(1)
+                s = f.final(1)
+                self.assertEqual(s.phase, pb.PHASE_ABORTED, s)
+                self.assertRegex(s.reason, f"tensor 'w(.scale)?'.* layout 'train' rank 0.* kernel of device 0 makes "
+                                           f"({dtype} to float8_e4m3fn by the block's scale|the scale of a block of {dtype}) .*"
+                                           "the scalar one")
+                self.assertEqual([w.memory[:] for w in f.destinations], before)  # before any byte moved
 
 
 class OverNodes(Landing):

@@ -1169,13 +1169,42 @@ static bool move_quantise(int device, struct kernel_quantise_task *t)
     return good;
 }
 
+/* A matrix of which each element is -2 times what it was (where it has a double), as a float32 or the upper half of one; the
+ * caller frees it. NULL: no memory. */
+static char *scale_wrong(struct kernel_quantise_task *t)
+{
+    uint32_t bytes = t->from_dtype == KERNEL_BFLOAT16 ? 2 : 4;
+    char *copy = malloc((size_t)t->rows * t->columns * bytes + 1);
+    for (uint32_t i = 0; copy != NULL && i < t->rows; i++)
+        for (uint32_t k = 0; k < t->columns; k++) {
+            uint32_t bits = 0;
+            char *upper = (char *)&bits + 4 - bytes;
+            memcpy(upper, t->from + (int64_t)i * t->from_stride + (size_t)k * bytes, bytes);
+            uint32_t exponent = bits >> 23 & 0xFF;
+            bits = (bits ^ 1U << 31) + (exponent > 0 && exponent < 0xFE ? 1U << 23 : 0);
+            memcpy(copy + ((size_t)i * t->columns + k) * bytes, upper, bytes);
+        }
+    if (copy != NULL) {
+        t->from = copy;
+        t->from_stride = (int64_t)t->columns * bytes;
+    }
+    return copy;
+}
+
 static int run_quantise(void *arg)
 {
     struct launch *l = arg;
-    for (uint32_t i = 0; i < l->quantise.n_tasks; i++)
-        if (!move_quantise(l->device, &l->quantise.tasks[i]))
+    char *wrong[KERNEL_QUANTISE_BATCH_TASKS] = {NULL};
+    for (uint32_t i = 0; i < l->quantise.n_tasks; i++) {
+        struct kernel_quantise_task *t = &l->quantise.tasks[i];
+        if (!move_quantise(l->device, t))
             return cudaErrorIllegalAddress;
+        if (standin_damage("wrong-scale"))
+            wrong[i] = scale_wrong(t);
+    }
     kernel_quantise_batch_run_host(&l->quantise, l->n_blocks);
+    for (uint32_t i = 0; i < l->quantise.n_tasks; i++)
+        free(wrong[i]);
     __atomic_fetch_add(&standin_count(l->device)->launches, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&standin_count(l->device)->tasks, l->quantise.n_tasks, __ATOMIC_RELAXED);
     return 0;

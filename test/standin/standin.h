@@ -30,7 +30,7 @@
  *   STANDIN_ASYNC=op:n[:code],…     the n-th operation (kernel, copy, set, host, group, init, shrink) fails when it runs, sticky
  *   STANDIN_HANG=name:n,…           the n-th call or operation of that name hangs (a group until it is aborted)
  *   RESHARD_DAMAGE=name[:n[:m]]     silent harm from the n-th passage on, m times (1): flipped-bit, lost-chunk and
- *                            wrong-address of a message received, lost-copy and wrong-cast of a box
+ *                            wrong-address of a message received, lost-copy, wrong-cast and wrong-scale of a box
  *   STANDIN_COUNTERS=FILE    counters are kept in this file, a struct standin_counters, shared by all
  *                            processes that name it
  *   STANDIN_CALLS=FILE       calls and operations are counted in this file, a struct standin_calls, of one process */
