@@ -272,7 +272,7 @@ $(BUILD)/bench/fsync_clock.so: $(BUILD)/obj/test/bench/fsync_clock.o
 bench: deps
 	@$(MAKE) --no-print-directory -j2 BUILD=$(BUILD) $(RESHARDD) $(BUILD)/reshardctl $(BUILD)/demo_worker $(BENCH) $(BUILD)/bench/fsync_clock.so $(PY_STUBS)
 	@scripts/bench --build $(BUILD) $(ROWS)
-	@$(if $(PTXAS),echo "GPU kernels, as compiled:"; scripts/check-kernels --json $(BUILD)/kernels.json $(PTXAS),echo "GPU kernels: no nvcc here, so there is no report of the compiler")
+	@$(if $(PTXAS),echo "GPU kernels as compiled:"; scripts/check-kernels --json $(BUILD)/kernels.json $(PTXAS),echo "GPU kernels: no nvcc here, so there is no report of the compiler")
 
 FUZZ_layout_json := layout
 FUZZ_topology    := topology
