@@ -279,7 +279,11 @@ static void finish_prepare(struct attempt *a)
     if (a->n_sampling > 0)
         return;
     move(a, ATTEMPT_PREPARED);
-    plane_answer(a->plane, &a->request, WIRE_PREPARED, 0, NULL, 0, -1);
+    if (a->peers != NULL && a->verify != WIRE_VERIFY_OFF)
+        plane_answer_table(a->plane, &a->request, WIRE_PREPARED, NULL, 0, a->hold_prints,
+                           a->program.n_holds);
+    else
+        plane_answer(a->plane, &a->request, WIRE_PREPARED, 0, NULL, 0, -1);
     crash_point(CRASH_EXEC_PREPARED);
 }
 

@@ -14,7 +14,7 @@
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
  *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
  *   COMM_ID                            COMM_ID_MADE | FAILED: names a communicator, once
- *   PREPARE places + 2 to 6 fds        PREPARED | FAILED
+ *   PREPARE places + 2 to 6 fds        PREPARED [+ fd: u64 per hold] | FAILED
  *   START                              PROGRESS*, then STAGED + fd: u64 per hold, or FAILED
  *   APPLY   worker, version            APPLIED + fd: u64 fingerprint per tensor | FAILED
  *   CHECK   worker, memory             CHECKED + fd: u64 fingerprint per tensor | FAILED
@@ -40,7 +40,7 @@
 #include "base/err.h"
 #include "base/random.h"
 
-#define WIRE_PROTOCOL UINT32_C(3)
+#define WIRE_PROTOCOL UINT32_C(4)
 enum {
     WIRE_MAX_BYTES = 64 * 1024,
     WIRE_MAX_FDS = 6,
@@ -215,7 +215,9 @@ struct wire_publish {
  *   [comm]      transport nccl with peers: struct wire_comm and what follows it
  *
  * With peers, PREPARED comes once all outgoing connections (with nccl: the communicator) stand (tried again until the deadline,
- * since the other side may prepare later); else FAILED names device, node and address. */
+ * since the other side may prepare later); else FAILED names device, node and address. Unless verification is off, PREPARED
+ * then brings fd 0: u64 [n_holds], of each source hold that is fingerprinted the value with which everything that is sent of
+ * it will be compared as it leaves, as STAGED tells it again; 0 of all others. */
 struct wire_prepare {
     uint64_t deadline_ns; /* monotonic */
     uint32_t n_places;
@@ -286,8 +288,8 @@ struct wire_progress {
     uint64_t done_bytes;
     uint64_t network_bytes, domain_bytes,
         device_bytes; /* so far, payload received by local devices */
-    uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
-        verified_ns;                                /* CLOCK_MONOTONIC; 0: not yet */
+    /* CLOCK_MONOTONIC; 0: not yet. sources_read_ns: all that is sent of sources has left, and was what PREPARED had told. */
+    uint64_t first_byte_ns, last_byte_ns, sources_read_ns, verified_ns;
     uint64_t messages;                              /* received by local devices */
     uint64_t skipped_bytes;                         /* not moved, since they were held already */
     uint64_t network_sent_bytes, domain_sent_bytes; /* so far, payload sent by local devices */

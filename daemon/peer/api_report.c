@@ -109,6 +109,7 @@ static void part_fill(struct api_report *a, const struct node_report *r, uint64_
     to->last_byte_age_ns = api_age(ev->node.last_byte_ns, now_ns);
     to->sources_read_age_ns = api_age(ev->node.sources_read_ns, now_ns);
     to->verified_age_ns = api_age(ev->node.verified_ns, now_ns);
+    to->sources_known = ev->node.sources_known;
     to->data_port = r->data_port;
     to->data_plane = ev->node.data_plane;
     to->landed.data = (uint8_t *)(uintptr_t)r->landed;
@@ -396,6 +397,7 @@ static int part_read(const Reshard__V1__PartEvent *from, uint64_t now_ns, struct
     ev->node.last_byte_ns = api_time_of_age(from->last_byte_age_ns, now_ns);
     ev->node.sources_read_ns = api_time_of_age(from->sources_read_age_ns, now_ns);
     ev->node.verified_ns = api_time_of_age(from->verified_age_ns, now_ns);
+    ev->node.sources_known = from->sources_known != 0;
     f->report.data_port = (uint16_t)from->data_port;
     ev->node.data_plane = from->data_plane;
     f->report.landed = from->landed.len > 0 ? from->landed.data : NULL;

@@ -85,7 +85,7 @@ struct attempt_landed {
 enum node_order_type {
     NODE_ORDER_PREPARE =
         1, /* plan, compare digests, prepare the data plane; answered PREPARED or FAILED */
-    NODE_ORDER_START, /* answered PROGRESS*, CELLS*, then STAGED or FAILED */
+    NODE_ORDER_START, /* answered CELLS* and PROGRESS*, then STAGED or FAILED */
     NODE_ORDER_ABORT, /* answered QUIESCED */
     NODE_ORDER_END, /* the attempt is over: committed (code 0) or aborted; its plan and memory are let go */
     NODE_ORDER_EXPEL, /* its data plane has not quiesced in time: end it; answered NODE_LOST, then NODE_UP */
@@ -149,7 +149,9 @@ enum node_report_type {
     /* A source worker asks whether it may publish a version: REPLY with code 0 and value 1 (published already, it
      * holds) or 0 (fingerprint it, then report PUBLISHED), or with the reason why not. */
     NODE_REPORT_PUBLISH_ASK,
-    NODE_REPORT_CELLS,  /* fingerprints of cells that other nodes hold too; before STAGED */
+    /* Fingerprints of cells that other nodes hold too: what its sources send, soon after START and before a PROGRESS says
+     * sources_known; the rest before STAGED. */
+    NODE_REPORT_CELLS,
     NODE_REPORT_COMM_ID /* what NODE_ORDER_COMM_ID asked for, never used before */
 };
 

@@ -40,10 +40,12 @@ static void source_gone(struct refit_version *v)
 {
     char why[ERR_TEXT_BYTES];
     (void)snprintf(why, sizeof why, "%s", v->reason);
-    (void)snprintf(v->reason, sizeof v->reason,
-                   "SOURCE_GONE: the sources were released once they were read, and no instance "
-                   "that could feed the others holds the version whole (%.700s)",
-                   why);
+    (void)snprintf(
+        v->reason, sizeof v->reason,
+        "SOURCE_GONE: the sources were released once they were read, and no instance "
+        "that could feed the others holds the version whole, compared with what they sent "
+        "(%.700s)",
+        why);
     v->code = RS_EPRECOND;
 }
 
@@ -131,7 +133,7 @@ static void abort_excluding(struct step *s, int code, const char *text)
 /* What has been found to differ is not held by anybody, whoever said so before. */
 static void distrust(const struct refit *r, struct refit_worker *w)
 {
-    w->held = w->held_content = 0;
+    worker_holds_nothing(w);
     w->blamed = r->in_flight->version;
     w->blamed_in = r->in_flight->attempt;
     if (w->receive == REFIT_IN_PLACE || w->feeding == REFIT_FEED_LIVE) {

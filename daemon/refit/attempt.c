@@ -450,7 +450,7 @@ static void memory_opened(const struct refit *r, struct refit_worker *w)
 {
     if (refit_holds_already(r, w))
         return;
-    w->held = w->held_content = 0;
+    worker_holds_nothing(w);
     if (w->receive == REFIT_IN_PLACE) {
         w->torn = true;
         w->applied = 0;
@@ -519,13 +519,43 @@ void attempt_release_sources(struct step *s, struct refit_version *v)
     }
 }
 
-static bool sources_read(const struct refit *r)
+static bool sends(const struct refit_worker *w)
+{
+    return w->taking_part && (w->layout->side == REFIT_SOURCE || w->feeding != REFIT_FEED_NONE);
+}
+
+static bool senders_read(const struct refit *r)
 {
     foreach_worker (w, r)
-        if (w->taking_part && w->layout->side == REFIT_SOURCE &&
-            !refit_node(r, w->node)->sources_read)
+        if (sends(w) && !refit_node(r, w->node)->sources_read)
             return false;
     return true;
+}
+
+/* What all that is sent in this attempt has to be is known. */
+static bool senders_known(const struct refit *r)
+{
+    foreach_worker (w, r)
+        if (sends(w) && !refit_node(r, w->node)->sources_known)
+            return false;
+    return true;
+}
+
+/* Whatever has landed so far was compared with it: the service would have said FAILED. */
+static void memory_prove(const struct refit *r)
+{
+    if (!senders_known(r) || r->in_flight->kind == REFIT_KIND_REHEARSAL)
+        return;
+    foreach_worker (w, r)
+        if (w->taking_part && worker_accepts(w) && refit_node(r, w->node)->landed &&
+            w->held == r->in_flight->version && w->held_content == r->publication)
+            w->proven = true;
+}
+
+static void note_known(const struct refit *r, struct refit_node *n, bool known)
+{
+    n->sources_known |= known;
+    memory_prove(r);
 }
 
 static void note_progress(struct step *s, struct refit_node *n)
@@ -536,16 +566,18 @@ static void note_progress(struct step *s, struct refit_node *n)
     n->last_byte_ns = ev->node.last_byte_ns;
     n->verified_ns = ev->node.verified_ns;
     n->sources_read_ns = ev->node.sources_read_ns;
-    if (n->sources_read || ev->node.sources_read_ns == 0)
-        return;
-    n->sources_read = true;
-    if (s->r->in_flight->release_at == REFIT_RELEASE_READ && sources_read(s->r))
+    n->sources_read |= ev->node.sources_read_ns != 0;
+    note_known(s->r, n, ev->node.sources_known);
+    if (s->r->in_flight->release_at == REFIT_RELEASE_READ && senders_read(s->r) &&
+        senders_known(s->r))
         attempt_release_sources(s, s->r->in_flight);
 }
 
 void attempt_progress(struct step *s)
 {
     struct refit_node *n = attempt_answering_node(s);
+    if (n != NULL && n->part == REFIT_NODE_ABORTING) /* said before it heard */
+        note_known(s->r, n, s->ev->node.sources_known);
     if (n == NULL || n->part != REFIT_NODE_STARTED)
         return;
     bool released = s->r->in_flight->source_released;
@@ -637,15 +669,17 @@ void attempt_staged(struct step *s)
         return;
     if (n->part ==
         REFIT_NODE_ABORTING) { /* it was through before it heard: a retry needs not move it */
-        n->settled = true;
+        n->settled = n->landed = true;
         memory_landed(r, n->node);
+        note_known(r, n, true);
     }
     if (n->part != REFIT_NODE_STARTED)
         return;
     note_progress(s, n);
-    n->settled = n->sources_read = true;
+    n->settled = n->sources_read = n->landed = true;
     n->part = REFIT_NODE_STAGED;
     memory_landed(r, n->node);
+    note_known(r, n, true);
     if (all_nodes(r, REFIT_NODE_STAGED))
         all_staged(s);
 }

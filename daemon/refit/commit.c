@@ -121,7 +121,7 @@ static void memory_overtaken(struct refit_worker *w, const struct refit_version 
     bool compared = w->taking_part && v->publication != 0 && w->held_content == v->publication;
     if (w->layout->side != REFIT_DESTINATION || w->held != v->version || compared)
         return;
-    w->held = w->held_content = 0;
+    worker_holds_nothing(w);
     w->torn |= w->receive == REFIT_IN_PLACE;
 }
 

@@ -1,7 +1,8 @@
 /* Who feeds whom where the trainer can't: destination workers that hold a version whole.
  *
  * An instance is whole by itself (its ranks serve together), so whoever feeds is a set of instances of
- * one layout of which every rank holds the content. That layout is the plan's source side. */
+ * one layout of which every rank holds the content, proven. That layout is the plan's source side: what its workers hold is
+ * what the receivers are compared with, so wrong bytes among it would be committed. */
 #include "refit/private.h"
 
 #include "base/banned.h"
@@ -20,7 +21,7 @@ enum refit_feed feed_holds(const struct refit *r, const struct refit_version *v,
     if (w == NULL || w->gone || w->applying != 0 || !node_usable(r, w->node))
         return REFIT_FEED_NONE;
     bool torn = w->receive == REFIT_IN_PLACE && w->torn;
-    if (w->held == v->version && !torn && same_content(r, v, w))
+    if (w->held == v->version && w->proven && !torn && same_content(r, v, w))
         return REFIT_FEED_RECEIVING;
     if (v->version <= r->committed && w->applied == v->version && !w->torn)
         return REFIT_FEED_LIVE;
@@ -89,7 +90,7 @@ bool feed_nothing(const struct refit *r)
         return false;
     foreach_worker (w, r)
         if (w->taking_part && worker_accepts(w) && w->feeding == REFIT_FEED_NONE &&
-            !refit_holds_already(r, w))
+            !(refit_holds_already(r, w) && w->proven))
             return false;
     return true;
 }

@@ -20,7 +20,12 @@
  *  6. Workers and nodes take part only in an attempt from PLAN on; none where nothing is in flight.
  *  7. In ABORTING some node still has to quiesce, or a record is on its way.
  *  8. A catch-up is about the newest committed version; it gives way to whatever is submitted.
- *  9. Only who holds the version whole feeds; who feeds does not receive.
+ *  9. Only who holds the version whole and is proven feeds; who feeds does not receive. Proven is: its node has said
+ *     STAGED, and every node that sends in that attempt has told what it sends (in either order, while that attempt lasts,
+ *     called off or not), so the service has compared them; or it is known as committed. So what is fed is what the sources
+ *     had, and sources are not released before they have told. A version is committed without a plan only where all who
+ *     hold it are proven. A restart proves nothing: what a node says then is compared by the attempt that commits it. So
+ *     blame that was forgotten with the coordinator does no harm: who was blamed is as unproven as all others.
  * 10. Who is blamed holds nothing: not by a late STAGED of the attempt that brought wrong bytes, nor by its node's word.
  *     The next START that writes its memory makes good. */
 #include "refit/private.h"
@@ -121,10 +126,19 @@ static void check_blamed(const struct refit *r)
         rs_assert(w->blamed == 0 || w->held == 0);
 }
 
+static void check_proven(const struct refit *r)
+{
+    foreach_worker (w, r) {
+        rs_assert(!w->proven || w->held != 0);
+        rs_assert(w->feeding != REFIT_FEED_RECEIVING || w->held == 0 || w->proven);
+    }
+}
+
 void refit_check(const struct refit *r)
 {
     check_versions(r);
     check_blamed(r);
+    check_proven(r);
     check_in_flight(r);
     if (r->queued != NULL) {
         rs_assert(r->queued->phase.state == REFIT_SUBMITTED && r->queued->durable);

@@ -269,6 +269,12 @@ static inline bool worker_accepts(const struct refit_worker *w)
     return w->layout->side == REFIT_DESTINATION && worker_instance(w)->taking_part;
 }
 
+static inline void worker_holds_nothing(struct refit_worker *w)
+{
+    w->held = w->held_content = 0;
+    w->proven = false;
+}
+
 static inline struct refit_worker *worker_of(struct queue *q)
 {
     return container_of(q, struct refit_worker, link);

@@ -144,7 +144,7 @@ struct refit_config {
     uint32_t quiesce_timeout_ms;
     uint32_t max_versions; /* ended versions kept in memory */
     uint32_t max_workers;
-    /* Destination workers that hold a version whole may feed others, as the plan's source side
+    /* Destination workers that hold a version whole, proven, may feed others, as the plan's source side
      * (refit.feed_layout is then the source layout, the ranks with REFIT_ROLE_SENDS its only ranks that
      * are there). false: a retry after the release waits for the trainer to publish again, and only
      * trainers feed a catch-up. The service sets it once it plans by refit_worker_role. The decider
@@ -230,6 +230,10 @@ struct refit_worker {
     /* destinations */
     uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
     uint64_t held_content; /* its publication sum; 0: not known */
+    /* `held` was compared with what the sources sent of it (or with what was committed), and is that: only then does it
+     * feed others. False: its attempt ended first, or only its node says what it holds; it is compared when it takes
+     * part the next time, and nothing of it need be moved then. */
+    bool proven;
     /* `held` came by a catch-up that has not ended well: its client knows nothing of it. */
     bool unsaid;
     uint64_t applied; /* version in live memory; 0: none */
@@ -301,7 +305,9 @@ struct refit_node {
     } part; /* in the attempt in flight */
     bool taking_part;
     bool sources_read;
-    bool settled; /* it has said STAGED or FAILED */
+    bool sources_known; /* see PROGRESS */
+    bool settled;       /* it has said STAGED or FAILED */
+    bool landed;        /* it has said STAGED, before or while it was called off */
     struct refit_bytes bytes;
     uint64_t first_byte_ns, last_byte_ns, sources_read_ns, verified_ns;
 };
@@ -448,7 +454,8 @@ struct refit_event {
             uint64_t waits_for;
             /* A version that its receiving memory holds whole and verified, though it is not known as
              * committed there, and the `content` of the PREPARE that brought it: what the node part keeps of
-             * a worker from STAGED on. 0: none. So a retry commits it without moving bytes. */
+             * a worker from STAGED on. 0: none. So a retry commits it without moving bytes, once it has compared it.
+             * Where it is committed by now, and is not known to be proven, the service compares it first. */
             uint64_t uncommitted, uncommitted_content;
             /* Of a worker that is known and not gone: a node that has joined again tells what its memory
              * holds now (live, shadow, torn, uncommitted), which is believed instead of what is known. */
@@ -525,6 +532,10 @@ struct refit_event {
             struct refit_bytes bytes;
             uint64_t first_byte_ns, last_byte_ns, sources_read_ns,
                 verified_ns; /* monotonic, 0: not yet */
+            /* PROGRESS: what all that this node sends has to be (its fingerprints, as far as they are taken) is known to the
+             * service, which compares with it whatever is told as STAGED before or after, and gives FAILED instead of going on
+             * where that differs. STAGED says the same. Sources are not released before. */
+            bool sources_known;
         } node;
         struct {
             uint64_t sequence; /* of the PERSIST */

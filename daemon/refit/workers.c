@@ -250,9 +250,10 @@ static int attach_fault(struct step *s, const struct refit_layout *l, const char
     return 0;
 }
 
-/* Whole, verified, and committed by nobody that this worker had heard of. It may have been committed since. */
+/* Whole, verified, and committed by nobody that this worker had heard of. It may have been committed since: then it was
+ * compared with that. Else only its node has seen it, unless it is what was proven before. */
 static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
-                             const struct refit_event *ev)
+                             const struct refit_event *ev, bool proven_before)
 {
     uint64_t version = ev->attached.uncommitted, content = ev->attached.uncommitted_content;
     const struct refit_version *v = refit_find_version(r, version);
@@ -266,6 +267,7 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
     }
     w->held = version;
     w->held_content = content;
+    w->proven = committed || proven_before;
     w->blamed = 0; /* for another version, of which nothing has come there */
     if (w->receive == REFIT_IN_PLACE) {
         w->torn = false;
@@ -276,18 +278,21 @@ static void fill_uncommitted(struct refit_worker *w, const struct refit *r,
 static void fill_memory(struct refit_worker *w, const struct refit *r, const struct refit_event *ev)
 {
     uint64_t before = w->held;
+    bool same = w->proven && w->held == ev->attached.uncommitted &&
+                w->held_content == ev->attached.uncommitted_content;
     w->torn = ev->attached.torn;
     /* Only committed content can have been verified. */
     w->applied = ev->attached.live <= r->committed ? ev->attached.live : 0;
     w->held = w->receive == REFIT_IN_PLACE          ? w->applied
               : ev->attached.shadow <= r->committed ? ev->attached.shadow
                                                     : 0;
-    if (w->held != 0) /* compared with what it has to be */
+    w->proven = w->held != 0; /* compared with what it has to be */
+    if (w->held != 0)
         w->blamed = 0;
     const struct refit_version *v = refit_find_version(r, w->held);
     w->held_content = v == NULL ? 0 : v->publication;
     w->unsaid = w->unsaid && w->held == before;
-    fill_uncommitted(w, r, ev);
+    fill_uncommitted(w, r, ev, same);
 }
 
 static void worker_fill(struct refit_worker *w, const struct refit *r, struct refit_layout *l,

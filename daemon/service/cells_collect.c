@@ -46,8 +46,14 @@ static uint32_t holds_choose(const struct program *p, enum compare_mode mode,
     return n;
 }
 
+static bool is_wanted(const struct program *p, const struct crossing *c, enum cells_part which)
+{
+    return c->hold != 0 &&
+           (which == CELLS_ALL || is_source(p, c->hold - 1) == (which == CELLS_OF_SOURCES));
+}
+
 int cells_collect(const struct plan_entry *plan, const uint64_t *holds, enum compare_mode mode,
-                  struct cell_print **ret, uint32_t *ret_n)
+                  enum cells_part which, struct cell_print **ret, uint32_t *ret_n)
 {
     const struct program *p = &plan->program;
     struct cell_print *prints = NULL;
@@ -62,7 +68,7 @@ int cells_collect(const struct plan_entry *plan, const uint64_t *holds, enum com
     uint32_t n = 0, most = holds_choose(p, mode, cells);
     prints = mem_calloc(most, sizeof *prints);
     for (uint32_t i = 0; prints != NULL && i < p->n_cells; i++) {
-        if (cells[i].hold == 0)
+        if (!is_wanted(p, &cells[i], which))
             continue;
         const struct program_hold *h = &p->holds[cells[i].hold - 1];
         const struct program_place *place = &p->places[h->place];

@@ -38,18 +38,25 @@ static void bytes_fill(struct refit_event *ev, const struct wire_progress *p)
     ev->node.verified_ns = p->verified_ns;
 }
 
-/* In pages; once, since a repeated STAGED finds them merged. */
-static void cells_tell(struct part *p, uint64_t attempt)
+void part_cells_tell(const struct part *p, uint64_t attempt, const struct cell_print *cells,
+                     uint32_t n)
 {
-    for (uint32_t i = 0; i < p->n_cells; i += NODE_PAGE_CELLS) {
-        uint32_t left = p->n_cells - i;
+    for (uint32_t i = 0; i < n; i += NODE_PAGE_CELLS) {
+        uint32_t left = n - i;
         struct node_report r = {.type = NODE_REPORT_CELLS,
                                 .model = p->model->name,
                                 .attempt = attempt,
-                                .cells = p->cells + i,
+                                .cells = cells + i,
                                 .n_cells = left < NODE_PAGE_CELLS ? left : NODE_PAGE_CELLS};
-        (void)node_tell(p->model->service, &r);
+        (void)node_tell(p->model->service,
+                        &r); /* one that is lost ends the session: none follows it */
     }
+}
+
+/* Once, since a repeated STAGED finds them merged. */
+static void cells_tell(struct part *p, uint64_t attempt)
+{
+    part_cells_tell(p, attempt, p->cells, p->n_cells);
     mem_free(p->cells);
     p->cells = NULL;
     p->n_cells = 0;
@@ -71,6 +78,7 @@ static void report(struct part *p, const struct member_action *a)
         return; /* its session has ended while this was on its way */
     if (a->report == MEMBER_REPORT_PROGRESS || a->report == MEMBER_REPORT_STAGED)
         bytes_fill(&r.event, &p->progress);
+    r.event.node.sources_known = a->report == MEMBER_REPORT_PROGRESS && p->sources_told;
     if (a->report == MEMBER_REPORT_FAILED) {
         r.event.node.worker = p->blamed;
         p->blamed = 0;
@@ -95,6 +103,7 @@ static void clear(struct part *p)
 {
     part_prepare_forget(p);
     part_start_forget(p);
+    part_sources_forget(p);
     link_forget(p->model->service->link, &p->abort);
     plan_entry_unref(p->plan);
     prepare_free(p->now);

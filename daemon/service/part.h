@@ -4,6 +4,8 @@
  *   part.c          events in, actions out, what is reported
  *   part_prepare.c  PLAN: layouts fetched, plan found or made, memory that workers share → PREPARE of the data plane
  *   part_landed.c   what of a called off attempt need not be moved again
+ *   part_sources.c  meanwhile: what this node's sources send, by its fingerprints → CELLS; from then on PROGRESS says that
+ *                   they are known
  *   part_start.c    START → PROGRESS* → fingerprints compared → STAGED; ABORT
  *   part_feed.c     before that: destination workers that feed the attempt, fingerprinted
  *
@@ -21,6 +23,7 @@ struct layout_fetch;
 struct landed_job;
 struct part_feeders;
 struct skips_job;
+struct sources_job;
 
 enum { PART_MOST_PENDING = 8, PART_TEXT_BYTES = ERR_TEXT_BYTES };
 
@@ -70,7 +73,11 @@ struct part {
     uint32_t n_folds;
     struct cell_print *cells; /* to be reported before STAGED; owned */
     uint32_t n_cells;
-    uint64_t blamed; /* a destination worker whose fault a failure is; 0: not known */
+    const uint64_t *source_holds; /* as PREPARED brought them, mapped; NULL: none */
+    size_t source_holds_bytes;
+    struct sources_job *telling; /* NULL: none */
+    bool sources_told;           /* their cells are reported, or there are none */
+    uint64_t blamed;             /* a destination worker whose fault a failure is; 0: not known */
     /* Events that came while one was being carried out. */
     bool stepping;
     struct part_pending {
@@ -124,6 +131,16 @@ void part_prepare_checked(struct part *p);
 /* Puts their folds behind those of *folds (mem_free'd), *n is raised. RS_ENOMEM. */
 int part_feeders_folds(const struct part *p, struct memory_fold **folds, uint32_t *n);
 void part_feeders_forget(struct part *p);
+/* CELLS in pages. */
+void part_cells_tell(const struct part *p, uint64_t attempt, const struct cell_print *cells,
+                     uint32_t n);
+/* PREPARED came from the data plane: its fingerprints are kept. RS_EPROTO: there ought to be some. */
+int part_sources_take(struct part *p, const struct wire_packet *packet, struct err *e);
+/* At START: their cells are told, and a PROGRESS follows. RS_ENOMEM. */
+int part_sources_tell(struct part *p);
+/* What has not been told yet is told with STAGED. */
+void part_sources_leave(struct part *p);
+void part_sources_forget(struct part *p);
 /* QUIESCED came from the data plane. What it tells is kept until part_landed_clear. */
 void part_landed_take(struct part *p, const struct wire_packet *packet);
 void part_landed_clear(struct part *p);

@@ -373,10 +373,13 @@ static void on_prepared(struct link_request *r, int code, struct wire_packet *pa
                         const struct err *e)
 {
     struct part *p = container_of(r, struct part, prepare);
-    if (code != 0)
+    struct err mine = {0};
+    if (code != 0) {
         part_link_failed(p, MEMBER_EV_MADE_READY, code, packet, e);
-    else
-        part_answer(p, MEMBER_EV_MADE_READY, 0, "", NULL);
+        return;
+    }
+    code = part_sources_take(p, packet, &mine);
+    part_answer(p, MEMBER_EV_MADE_READY, code, code != 0 ? err_text(&mine, code) : "", NULL);
 }
 
 /* What a destination worker feeds from is as the coordinator says. */

@@ -24,6 +24,7 @@ struct landed_job {
     size_t holds_bytes;
     uint64_t **sums; /* per place */
     uint32_t place;  /* to blame */
+    enum cells_part tells;
     struct cell_print *cells;
     uint32_t n_cells;
     struct wire_progress progress;
@@ -98,8 +99,8 @@ static void landed_work(uv_work_t *work)
     j->place = PROGRAM_NONE;
     j->code =
         compare_landed(j->plan, j->holds, j->mode, j->publications, j->sums, &j->place, &j->err);
-    if (j->code == 0 &&
-        (j->code = cells_collect(j->plan, j->holds, j->mode, &j->cells, &j->n_cells)) != 0)
+    if (j->code == 0 && (j->code = cells_collect(j->plan, j->holds, j->mode, j->tells, &j->cells,
+                                                 &j->n_cells)) != 0)
         (void)err_set(&j->err, j->code, "no memory to tell what has landed");
 }
 
@@ -201,6 +202,8 @@ static int landed_start(struct part *p, struct wire_packet *packet, struct err *
     struct landed_job *j = landed_new(p);
     if (j == NULL)
         return err_set(e, RS_ENOMEM, "no memory to compare fingerprints");
+    part_sources_leave(p);
+    j->tells = p->sources_told ? CELLS_OF_THE_REST : CELLS_ALL;
     int r = staged_take(packet, j, e);
     if (r == 0 && uv_queue_work(j->service->loop, &j->work, landed_work, landed_done) != 0)
         r = err_set(e, RS_EINTERNAL, "no thread to compare fingerprints on");
@@ -271,12 +274,15 @@ void part_start(struct part *p)
     int r =
         link_submit(p->model->service->link, &p->start, header_of(p, WIRE_START), NULL, 0, NULL, 0,
                     NULL, 0, timeout_ms > UINT32_MAX / 2 ? timeout_ms : timeout_ms + 5000, &e);
+    if (r == 0 && part_sources_tell(p) != 0)
+        r = err_set(&e, RS_ENOMEM, "no memory to tell what the sources send");
     if (r != 0)
         part_answer(p, MEMBER_EV_LANDED, r, err_text(&e, r), NULL);
 }
 
 void part_start_forget(struct part *p)
 {
+    part_sources_leave(p);
     link_forget(p->model->service->link, &p->start);
     if (p->landing != NULL)
         p->landing->part = NULL;

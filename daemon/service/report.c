@@ -241,7 +241,7 @@ static int roster_put(struct decider *d, uint32_t node, const struct node_report
 }
 
 /* What was whole at its node and has been committed without it: the fold tells whether it is that. (Of what is not
- * committed yet, the attempt that commits it compares.) */
+ * committed yet, the attempt that commits it compares, and till then it feeds nobody.) */
 static void uncommitted_check(struct decider *d, const struct node_report *r,
                               struct refit_event *ev)
 {
@@ -250,7 +250,7 @@ static void uncommitted_check(struct decider *d, const struct node_report *r,
     const struct refit_worker *w = refit_find_worker(d->refit, ev->attached.worker);
     const struct refit_version *v = refit_find_version(d->refit, version);
     if (version == 0 || v == NULL || v->phase.state != REFIT_COMMITTED ||
-        (w != NULL && w->held == version) ||
+        (w != NULL && w->held == version && w->proven) ||
         holds(d, r, version, staged ? r->shadow_fold : r->live_fold))
         return;
     log_warn("model %s: layout %s rank %u says that its memory has got version %" PRIu64
@@ -271,7 +271,7 @@ static void claims_check(struct decider *d, const struct node_report *r, struct 
     if (w == NULL || w->applied != ev->attached.live)
         ev->attached.live =
             claim_check(d, r, ev->attached.live, r->opened, r->live_fold, "live", torn);
-    if (w == NULL || w->held != ev->attached.shadow)
+    if (w == NULL || w->held != ev->attached.shadow || !w->proven)
         ev->attached.shadow =
             claim_check(d, r, ev->attached.shadow, 0, r->shadow_fold, "shadow", torn);
     uncommitted_check(d, r, ev);
@@ -441,6 +441,8 @@ static void on_attempt(struct decider *d, uint32_t node, const struct node_repor
     struct refit_event ev = r->event;
     ev.node.node = node;
     ev.cookie = 0;
+    if (ev.type == REFIT_EV_PROGRESS)
+        run_sources_known(d, node, &ev);
     if (ev.type == REFIT_EV_STAGED && !run_staged(d, node, r))
         return;
     if (ev.type == REFIT_EV_FAILED)

@@ -1,12 +1,17 @@
 /* What has landed, compared over all nodes, and whom to believe after a difference.
  *
  *   CELLS*   of each node → merged (cells.c) → a difference: job (cells_blame.c) → FAILED
+ *   PROGRESS of each node: what its sources send has been merged (sources_known)
  *   STAGED   of each node → folds of its receivers against what is known of the version; of the last: what is open is settled
  *
  * The decider hears with one FAILED of everybody whose memory is not to be believed (run.wrong), so that one retry is
  * enough: who has a cell that differs; who has not staged yet, and says so too late to be compared; and, unless the
  * sources' own fingerprints are all known, who has: wrong bytes that a node sent, or passed on, are in several memories,
- * and only the sources' tell in which. */
+ * and only the sources' tell in which.
+ *
+ * Sources may be released, and an attempt may end, before all have staged. So nodes tell as they start what their sources
+ * send: once all have, the decider takes whoever stages for proven (refit_worker.proven), and only those may feed others in
+ * the sources' place. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,14 +47,26 @@ static bool has_staged(const struct decider *d, uint32_t node)
     return n != NULL && n->staged;
 }
 
-/* All fingerprints that sources have taken of cells for other nodes are merged: CELLS come before STAGED. */
+/* All fingerprints that sources have taken of cells for other nodes are merged. */
 static bool sources_told(const struct decider *d)
 {
     const struct attempt_input *in = d->run.input;
-    for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++)
-        if (!has_staged(d, in->participants[i].node))
+    for (uint32_t i = 0; i < in->n_participants && in->participants[i].layout == 0; i++) {
+        const struct run_node *n = run_node_of(d, in->participants[i].node);
+        if (n == NULL || !n->told)
             return false;
+    }
     return true;
+}
+
+void run_sources_known(struct decider *d, uint32_t node, struct refit_event *ev)
+{
+    struct run_node *n = run_node_of(d, node);
+    if (ev->node.attempt != d->run.id || n == NULL || !ev->node.sources_known)
+        return;
+    n->told = true;
+    if (d->run.unsound || d->run.distrusted || d->run.differ)
+        ev->node.sources_known = false;
 }
 
 /* Who receives and is not known to have got the right bytes; `compared`: whoever has staged is. Who held the content
@@ -282,7 +299,7 @@ bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
     if (r->event.node.attempt != d->run.id || n == NULL)
         return true; /* the decider drops what is old */
     bool first = !n->staged;
-    n->staged = true;
+    n->staged = n->told = true;
     run_node_quiet(d, node);
     if (d->run.unsound || d->run.distrusted || (d->run.differ && !folds_differ(d)))
         return false;

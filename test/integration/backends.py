@@ -60,6 +60,7 @@ FILES = {
     "test_nodes_faults.py": File(without={
         "Strangers.test_strangers_at_data_ports_are_refused_and_the_attempt_goes_on": PORT}),
     "test_nodes_nccl.py": EVERYWHERE,
+    "test_nodes_proven.py": File("flips bits on the way between nodes, which is the TCP transport's doing"),
     "test_offline.py": File(OFFLINE),
     "test_operator.py": File(without={
         "Status.test_strangers_are_counted_where_they_came_and_seen_from_everywhere": PORT}),

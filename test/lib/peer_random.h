@@ -92,6 +92,7 @@ static void rnd_node_event(uint64_t *s, struct pool *pool, struct node_report *r
     ev->node.last_byte_ns = rnd_past(s);
     ev->node.sources_read_ns = rnd_past(s);
     ev->node.verified_ns = rnd_past(s);
+    ev->node.sources_known = rnd(s, 2) != 0;
     r->data_port = (uint16_t)random_next(s);
     r->n_folds = (uint32_t)rnd(s, 9);
     struct memory_fold *folds = pool_take(pool, r->n_folds, sizeof *folds);

@@ -109,7 +109,7 @@ static void do_plan(struct world *w, uint32_t node, uint64_t attempt)
 {
     struct node *n = &w->nodes[node];
     n->attempt = attempt; /* from now on it counts as not quiet */
-    n->started = n->read = n->hangs = false;
+    n->started = n->read = n->told = n->hangs = false;
     n->idle = 0;
     (void)work(w, node, WORK_PLANNED, attempt, 3);
 }
@@ -122,6 +122,7 @@ static void do_start(struct world *w, uint32_t node, uint64_t attempt)
     n->started = true;
     n->hangs = world_fault(w, 0.01);
     trial_open(w, t, node);
+    (void)work(w, node, WORK_TELLS, attempt, 12);
     (void)work(w, node, WORK_MOVES, attempt, 4);
 }
 
@@ -139,7 +140,11 @@ static void do_report(struct world *w, uint32_t node, const struct member_action
         world_fail(w, "node %u reports by session %llu, it has %llu", node, ULL(a->session),
                    ULL(w->nodes[node].session));
     if (a->report == MEMBER_REPORT_PROGRESS || a->report == MEMBER_REPORT_STAGED)
-        ev.node.sources_read_ns = ev.node.first_byte_ns = ev.node.last_byte_ns = w->now_ns;
+        ev.node.first_byte_ns = ev.node.last_byte_ns = w->now_ns;
+    if (a->report == MEMBER_REPORT_STAGED ||
+        (a->report == MEMBER_REPORT_PROGRESS && w->nodes[node].read))
+        ev.node.sources_read_ns = w->now_ns;
+    ev.node.sources_known = a->report == MEMBER_REPORT_PROGRESS && w->nodes[node].told;
     if (a->report == MEMBER_REPORT_FAILED && t != NULL)
         for (uint32_t i = 0; i < w->n_workers; i++)
             if (w->workers[i].node == node && t->role[i] != REFIT_ROLE_NONE && world_chance(w, 0.3))
@@ -211,6 +216,16 @@ static void works_plan(struct world *w, uint32_t node, uint64_t attempt)
                      (struct member_event){.type = MEMBER_EV_PLANNED,
                                            .attempt = attempt,
                                            .digest = differs ? other : t->digest});
+}
+
+/* What its senders send has been told, read or not. */
+static void works_tells(struct world *w, uint32_t node, uint64_t attempt)
+{
+    struct node *n = &w->nodes[node];
+    if (n->attempt != attempt || !n->started || n->member.state.state != MEMBER_STARTED)
+        return;
+    n->told = true;
+    member_event(w, node, (struct member_event){.type = MEMBER_EV_PROGRESS, .attempt = attempt});
 }
 
 /* Looks again and again until all of this node's part is done. */
@@ -288,6 +303,9 @@ static void node_works(struct world *w, const struct message *m)
                          (struct member_event){.type = MEMBER_EV_MADE_READY,
                                                .attempt = attempt,
                                                .code = world_fault(w, 0.01) ? RS_EDEVICE : 0});
+        break;
+    case WORK_TELLS:
+        works_tells(w, m->who, attempt);
         break;
     case WORK_MOVES:
         works_moves(w, m->who, attempt);
@@ -591,6 +609,10 @@ static void report_arrives(struct world *w, struct message *m)
     w->nodes[m->who].heard_ns = w->now_ns;
     if (m->ev.type == REFIT_EV_NODE_LOST)
         check_lost(w, m->who);
+    if (m->ev.type == REFIT_EV_PROGRESS)
+        wrong_known(w, &m->ev);
+    if (w->refit == NULL)
+        return; /* it died over what was wrong */
     if ((m->ev.type == REFIT_EV_STAGED && !wrong_staged(w, &m->ev)) ||
         (m->ev.type == REFIT_EV_FAILED && !wrong_failed(w, &m->ev)))
         return;

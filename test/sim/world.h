@@ -74,7 +74,7 @@ enum message_type {
     TICK
 };
 
-enum work { WORK_PLANNED, WORK_PREPARED, WORK_MOVES, WORK_QUIET, WORK_APPLIED };
+enum work { WORK_PLANNED, WORK_PREPARED, WORK_TELLS, WORK_MOVES, WORK_QUIET, WORK_APPLIED };
 
 struct message {
     uint64_t at_ns;
@@ -127,6 +127,9 @@ struct trial {
     uint32_t harm; /* worker that sends wrong bytes; MAX_WORKERS: none does */
     uint64_t
         wrong[MAX_WORKERS]; /* elements that are wrong, as its node saw it when it had staged */
+    uint32_t sent
+        [MAX_ELEMENTS]; /* by the fingerprints of those who send: what the rest is compared with */
+    bool told[MAX_NODES];   /* the coordinator has these fingerprints of the node's senders */
     bool staged[MAX_NODES]; /* the coordinator has heard so */
     uint64_t told_life; /* of the coordinator whose decider has been told of wrong bytes; 0: none */
 };
@@ -144,7 +147,7 @@ struct node {
     uint64_t committed; /* newest that it was told of */
     /* the data plane's run */
     uint64_t attempt; /* 0: nothing that moves or may move */
-    bool started, read, hangs, mute;
+    bool started, read, told, hangs, mute;
     uint32_t idle; /* looks in a row at which nothing could move */
     /* the link */
     uint64_t cut_until_ns, last_in_ns, last_out_ns;
@@ -356,6 +359,8 @@ bool wrong_told(struct world *w, const struct memory *m);
 uint64_t wrong_seen(struct world *w, const struct trial *t, uint32_t node);
 /* What this node's fingerprints are when it has staged. */
 void wrong_note(struct world *w, struct trial *t, uint32_t node);
+/* A PROGRESS comes to the coordinator: the decider does not hear that senders are known where that shows something wrong. */
+void wrong_known(struct world *w, struct refit_event *ev);
 /* STAGED and FAILED come to the coordinator: false where the decider has been told something else. */
 bool wrong_staged(struct world *w, const struct refit_event *ev);
 /* An ATTACHED on its way to the decider, as report.c's uncommitted_check makes it. */

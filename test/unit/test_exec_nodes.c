@@ -64,6 +64,31 @@ static void expect_all(struct cluster *c, const uint64_t *requests, uint32_t typ
         rig_expect(&c->n[i], requests[i], type);
 }
 
+/* What PREPARED brought: of source holds what their cells will be compared with, wherever they land. NULL: nothing. */
+static uint64_t *told[MAX_NODES];
+
+static void told_take(struct cluster *c, enum wire_verify verify)
+{
+    for (uint32_t i = 0; i < c->n_nodes; i++) {
+        free(told[i]);
+        told[i] = verify != WIRE_VERIFY_OFF ? rig_table(&c->n[i], c->n[i].program.n_holds) : NULL;
+        ck_assert(verify != WIRE_VERIFY_OFF || c->n[i].packet->n_fds == 0);
+    }
+}
+
+static void told_check(const struct cluster *c, uint64_t *const *tables)
+{
+    for (uint32_t i = 0; i < c->n_nodes; i++) {
+        const struct program *p = &c->n[i].program;
+        for (uint32_t k = 0; told[i] != NULL && k < p->n_holds; k++) {
+            bool source = p->places[p->holds[k].place].side == PROGRAM_SOURCE;
+            ck_assert_uint_eq(told[i][k], source ? tables[i][k] : 0);
+        }
+        free(told[i]);
+        told[i] = NULL;
+    }
+}
+
 /* held[i]: of node i, or NULL. */
 static void prepare_all(struct cluster *c, enum wire_verify verify, uint8_t *const *held)
 {
@@ -72,6 +97,7 @@ static void prepare_all(struct cluster *c, enum wire_verify verify, uint8_t *con
     for (uint32_t i = 0; i < c->n_nodes; i++)
         requests[i] = rig_send_prepare(&c->n[i], verify, held == NULL ? NULL : held[i]);
     expect_all(c, requests, WIRE_PREPARED);
+    told_take(c, verify);
 }
 
 static void start_all(struct cluster *c, uint64_t *requests)
@@ -111,6 +137,7 @@ static void finish_all(struct cluster *c, const uint64_t *requests, bool compare
     }
     if (compare)
         compare_prints(c, tables);
+    told_check(c, tables);
     for (uint32_t i = 0; i < c->n_nodes; i++)
         free(tables[i]);
 }

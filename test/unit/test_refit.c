@@ -523,9 +523,11 @@ START_TEST(a_source_that_dies_matters_only_until_it_is_read)
         usual(&b, REFIT_STAGED_RECEIVE, true);
         to_transfer(&b, 1, "a");
         if (read == 1)
-            step(&b, (struct refit_event){
-                         .type = REFIT_EV_PROGRESS,
-                         .node = {.node = 0, .attempt = 1, .sources_read_ns = b.now_ns}});
+            step(&b, (struct refit_event){.type = REFIT_EV_PROGRESS,
+                                          .node = {.node = 0,
+                                                   .attempt = 1,
+                                                   .sources_read_ns = b.now_ns,
+                                                   .sources_known = true}});
         leave(&b, 2, false);
         ck_assert_int_eq(phase(&b, 1), read == 1 ? REFIT_TRANSFERRING : REFIT_ABORTING);
         bed_close(&b);
@@ -841,8 +843,10 @@ START_TEST(sources_are_released_when_the_options_say)
         node_event(&b, REFIT_EV_PREPARED, 1);
         ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
         ck_assert_int_eq(refit_publish_check(b.r, 1, 1, &e), 1);
-        step(&b, (struct refit_event){.type = REFIT_EV_PROGRESS,
-                                      .node = {.node = 0, .attempt = 1, .sources_read_ns = 1}});
+        step(&b,
+             (struct refit_event){
+                 .type = REFIT_EV_PROGRESS,
+                 .node = {.node = 0, .attempt = 1, .sources_read_ns = 1, .sources_known = true}});
         ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), at == REFIT_RELEASE_READ ? 2 : 0);
         node_event(&b, REFIT_EV_STAGED, 0);
         node_event(&b, REFIT_EV_STAGED, 1);
@@ -1427,8 +1431,9 @@ START_TEST(there_is_no_other_attempt_once_the_source_was_released)
     planned(&b);
     node_event(&b, REFIT_EV_PREPARED, 0);
     node_event(&b, REFIT_EV_PREPARED, 1);
-    step(&b, (struct refit_event){.type = REFIT_EV_PROGRESS,
-                                  .node = {.node = 0, .attempt = 1, .sources_read_ns = 1}});
+    step(&b, (struct refit_event){
+                 .type = REFIT_EV_PROGRESS,
+                 .node = {.node = 0, .attempt = 1, .sources_read_ns = 1, .sources_known = true}});
     leave(&b, 12, false);
     quiesce(&b);
     ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);

@@ -649,9 +649,11 @@ static void submit_read(struct bed *b, uint64_t version, const char *id, uint32_
 
 static void sources_are_read(struct bed *b)
 {
-    step(b, (struct refit_event){
-                .type = REFIT_EV_PROGRESS,
-                .node = {.node = 0, .attempt = b->r->attempt_high, .sources_read_ns = 5}});
+    step(b, (struct refit_event){.type = REFIT_EV_PROGRESS,
+                                 .node = {.node = 0,
+                                          .attempt = b->r->attempt_high,
+                                          .sources_read_ns = 5,
+                                          .sources_known = true}});
 }
 
 /* Both sides move; the sources have been read and released; node `done` has staged, the other one fails. */

@@ -201,7 +201,7 @@ static struct cell_print *prints_of(const struct plan_entry *entry, uint32_t *re
 {
     struct cell_print *prints;
     uint64_t *holds = holds_of(entry);
-    ck_assert_int_eq(cells_collect(entry, holds, COMPARE_FULL, &prints, ret_n), 0);
+    ck_assert_int_eq(cells_collect(entry, holds, COMPARE_FULL, CELLS_ALL, &prints, ret_n), 0);
     mem_free(holds);
     return prints;
 }
@@ -231,6 +231,35 @@ START_TEST(both_ends_report_the_same_cells_and_the_sender_as_a_source)
     mem_free(taken);
     plan_entry_unref(near_entry);
     plan_entry_unref(far_entry);
+    layouts_close(&f.layouts);
+}
+END_TEST
+
+START_TEST(what_sources_sent_and_the_rest_are_all_and_no_cell_is_told_twice)
+{
+    struct fixture f;
+    fixture_make(&f);
+    for (uint32_t node = 0; node < 2; node++) {
+        struct plan_entry *entry = entry_make(&f, node);
+        uint64_t *holds = holds_of(entry);
+        struct cell_print *prints[3];
+        uint32_t n[3];
+        for (int part = CELLS_ALL; part <= CELLS_OF_THE_REST; part++)
+            ck_assert_int_eq(
+                cells_collect(entry, holds, COMPARE_FULL, part, &prints[part], &n[part]), 0);
+        ck_assert_uint_gt(n[CELLS_ALL], 0);
+        ck_assert_uint_eq(n[CELLS_ALL], n[CELLS_OF_SOURCES] + n[CELLS_OF_THE_REST]);
+        ck_assert_uint_eq(n[node == 0 ? CELLS_OF_THE_REST : CELLS_OF_SOURCES], 0);
+        for (uint32_t i = 0; i < n[CELLS_OF_SOURCES]; i++) {
+            ck_assert_uint_eq(prints[CELLS_OF_SOURCES][i].layout, 0);
+            ck_assert_mem_eq(&prints[CELLS_OF_SOURCES][i], &prints[CELLS_ALL][i],
+                             sizeof(struct cell_print));
+        }
+        for (int part = CELLS_ALL; part <= CELLS_OF_THE_REST; part++)
+            mem_free(prints[part]);
+        mem_free(holds);
+        plan_entry_unref(entry);
+    }
     layouts_close(&f.layouts);
 }
 END_TEST
@@ -341,6 +370,7 @@ END_TEST
     X(participants_are_found_by_layout_and_rank_and_their_devices_counted_over_nodes)              \
     X(copying_survives_every_failed_allocation)                                                    \
     X(both_ends_report_the_same_cells_and_the_sender_as_a_source)                                  \
+    X(what_sources_sent_and_the_rest_are_all_and_no_cell_is_told_twice)                            \
     X(a_difference_is_told_by_tensor_box_layout_and_rank)                                          \
     X(all_ranks_of_a_node_that_take_a_wrong_cell_hold_it_and_no_others)                            \
     X(finding_who_holds_a_cell_survives_every_failed_allocation)

@@ -468,6 +468,70 @@ START_TEST(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_an
 }
 END_TEST
 
+static void known_say(uint64_t attempt)
+{
+    struct node_report r = event_of(REFIT_EV_PROGRESS);
+    r.event.node.attempt = attempt;
+    r.event.node.text = "";
+    r.event.node.sources_known = true;
+    coordinator_report(w.c, TRAINER, &r);
+}
+
+static bool are_proven(void)
+{
+    const struct refit *refit = decider_find(w.c, "m")->refit;
+    bool first = refit_find_worker(refit, 100 * ROLLOUT)->proven;
+    ck_assert_int_eq(first, refit_find_worker(refit, 100 * ROLLOUT + 1)->proven);
+    return first;
+}
+
+START_TEST(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)
+{
+    for (int sources_first = 0; sources_first < 2; sources_first++) {
+        world_open();
+        uint64_t attempt = until_started();
+        for (int turn = 0; turn < 2; turn++) {
+            ck_assert(!are_proven());
+            if ((turn == 0) == (sources_first != 0)) {
+                cells_say(TRAINER, attempt, 5);
+                known_say(attempt);
+            } else {
+                cells_say(ROLLOUT, attempt, 5);
+                staged_say(attempt);
+            }
+        }
+        ck_assert(are_proven());
+        check_told(1, 0);
+        world_close();
+    }
+}
+END_TEST
+
+START_TEST(wrong_bytes_are_found_by_it_and_never_proven)
+{
+    for (int sources_first = 0; sources_first < 2; sources_first++) {
+        world_open();
+        uint64_t attempt = until_started();
+        for (int turn = 0; turn < 2; turn++) {
+            if ((turn == 0) == (sources_first != 0)) {
+                cells_say(TRAINER, attempt, 5);
+                known_say(attempt);
+            } else {
+                cells_say(ROLLOUT, attempt, 6);
+                staged_say(attempt);
+            }
+            ck_assert(!are_proven()); /* also while the words to it are looked for */
+        }
+        (void)expect(TRAINER, NODE_ORDER_ABORT);
+        (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+        known_say(attempt); /* once more, late */
+        ck_assert(!are_proven());
+        check_told(0, 1);
+        world_close();
+    }
+}
+END_TEST
+
 START_TEST(
     what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told)
 {
@@ -738,6 +802,8 @@ END_TEST
     X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                         \
     X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                        \
     X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
+    X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
+    X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                     \
