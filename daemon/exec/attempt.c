@@ -62,7 +62,7 @@ uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_p
         return 0;
     const uint32_t *list = &a->program.lists[x->places];
     for (uint32_t i = 1; i <= list[0] && n < capacity; i++) {
-        uint32_t hold = a->held == NULL ? PROGRAM_NONE : prints_hold(&a->program, list[i], x->cell);
+        uint32_t hold = a->held == NULL ? PROGRAM_NONE : attempt_hold(a, list[i], x->cell);
         if (hold == PROGRAM_NONE || a->held[hold] == 0)
             ret_places[n++] = list[i];
     }
@@ -197,7 +197,7 @@ uint64_t attempts_progress(struct plane *p)
 static void source_read(struct attempt *a, uint32_t number)
 {
     const struct program_item *item = &a->program.items[number];
-    uint32_t hold = prints_hold(&a->program, item->from, item->cell), place;
+    uint32_t hold = attempt_hold(a, item->from, item->cell), place;
     bool whole = a->item_skipped[number] == 0 &&
                  (item->places == PROGRAM_NONE || attempt_targets(a, number, &place, 1) > 0);
     if (--a->n_reads_left == 0)
@@ -223,7 +223,7 @@ static void item_landed(struct attempt *a, uint32_t number)
 {
     uint32_t targets[256], n = attempt_targets(a, number, targets, 256);
     for (uint32_t i = 0; i < n && attempt_runs(a); i++) {
-        uint32_t hold = prints_hold(&a->program, targets[i], a->program.items[number].cell);
+        uint32_t hold = attempt_hold(a, targets[i], a->program.items[number].cell);
         if (hold != PROGRAM_NONE)
             verify_landed(a, hold);
     }

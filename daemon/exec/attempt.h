@@ -12,6 +12,7 @@
 #include "base/sm.h"
 #include "exec/lane.h"
 #include "exec/prints.h"
+#include "exec/proof.h"
 #include "exec/pump.h"
 
 enum attempt_state {
@@ -67,10 +68,8 @@ struct attempt {
     int connect_status;
     bool connecting; /* `connected` will come */
 
-    const void *data;
-    size_t data_bytes;
-    struct program program;
-    uint32_t *index; /* row 0: of the source layout; row 1 + l: of destination layout l */
+    struct proof *proof;
+    struct program program; /* the proof's */
     struct place *places;
     uint8_t *held; /* per hold; NULL: none is */
     enum wire_verify verify;
@@ -124,6 +123,11 @@ void attempt_count(struct attempt *a, uint64_t bytes); /* landed bytes */
 /* Places of an item that are still to be written: indices into program.places. */
 uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_places,
                          uint32_t capacity);
+/* The hold of (place, cell); PROGRAM_NONE. */
+static inline uint32_t attempt_hold(const struct attempt *a, uint32_t place, uint32_t cell)
+{
+    return proof_hold(a->proof, place, cell);
+}
 bool attempt_checks(const struct attempt *a, uint32_t cell);
 
 /* --- attempt_open.c --- */

@@ -13,13 +13,13 @@
 
 /* --- program and tables ----------------------------------------------------------------------- */
 
-static int open_program(struct attempt *a, const struct wire_packet *packet, struct err *e)
+static int open_program(struct attempt *a, const struct wire_packet *packet, uint32_t n_layouts,
+                        struct err *e)
 {
-    int r = wire_map_fd(packet->fds[0], &a->data, &a->data_bytes, e);
-    if (r == 0)
-        r = program_open(a->data, a->data_bytes, &a->program, e);
+    int r = proof_get(a->plane, packet->fds[0], packet->fds[1], n_layouts, &a->proof, e);
     if (r < 0)
-        return err_prefix(e, r, "program");
+        return r;
+    a->program = a->proof->program;
     const struct program *p = &a->program;
     const struct wire_hello *h = &a->plane->hello;
     if (p->n_devices > a->plane->n_devices)
@@ -31,28 +31,6 @@ static int open_program(struct attempt *a, const struct wire_packet *packet, str
                        (unsigned long long)p->chunk_bytes, h->ring_slots,
                        (unsigned long long)h->slot_bytes);
     return 0;
-}
-
-static int read_index(struct attempt *a, const struct wire_packet *packet, uint32_t n_layouts,
-                      struct err *e)
-{
-    const void *data;
-    size_t n_bytes, n = a->program.n_tensors;
-    int r = wire_map_fd(packet->fds[1], &data, &n_bytes, e);
-    if (r < 0)
-        return err_prefix(e, r, "tensor indices");
-    if (n_bytes / sizeof(uint32_t) != n * n_layouts || n_bytes % sizeof(uint32_t) != 0)
-        r = err_set(e, RS_EPROTO, "tensor indices: %zu bytes for %u layouts of %zu tensors",
-                    n_bytes, n_layouts, n);
-    if (r == 0 && (a->index = mem_calloc(n * (n_layouts + 1U), sizeof(*a->index))) == NULL)
-        r = err_set(e, RS_ENOMEM, "out of memory");
-    if (r == 0) {
-        for (size_t t = 0; t < n; t++)
-            a->index[t] = a->program.tensors[t].index;
-        memcpy(a->index + n, data, n_bytes);
-    }
-    wire_unmap(data, n_bytes);
-    return r;
 }
 
 static int read_held(struct attempt *a, int fd, struct err *e)
@@ -85,13 +63,13 @@ static int open_place(struct attempt *a, uint32_t number, const struct wire_plac
                             .program = &a->program,
                             .memory = w->memory,
                             .device = pp->device,
-                            .index = a->index};
+                            .index = a->proof->source_index};
     if (pp->side == PROGRAM_SCRATCH)
         return 0;
     if (pp->side == PROGRAM_DESTINATION) {
         if (pp->layout >= n_layouts)
             return err_set(e, RS_EPROTO, "destination layout %u: %u came", pp->layout, n_layouts);
-        place->index += (size_t)a->program.n_tensors * (pp->layout + 1U);
+        place->index = a->proof->tensors + (size_t)a->program.n_tensors * pp->layout;
     }
     struct worker *worker = worker_find(a->plane, w->worker);
     if (worker == NULL || worker->unbinding)
@@ -105,7 +83,7 @@ static int open_place(struct attempt *a, uint32_t number, const struct wire_plac
     worker->uses++;
     place->worker = worker;
     place->source = pp->side == PROGRAM_SOURCE;
-    int r = prints_check_holds(&a->program, place, number, e);
+    int r = proof_place(a->proof, place, number, e);
     if (r == 0 && place->source)
         scaled_open(place);
     return r;
@@ -133,83 +111,41 @@ static int open_places(struct attempt *a, const struct wire_packet *packet,
 
 /* --- items ------------------------------------------------------------------------------------ */
 
-static int check_scratch(const struct attempt *a, uint32_t cell, struct err *e)
-{
-    const struct program_cell *c = &a->program.cells[cell];
-    const struct program_tensor *t = &a->program.tensors[c->tensor];
-    struct box whole = box_whole(t->n_dims, t->shape);
-    uint64_t bytes = box_elements(&whole) * dtype_bytes(c->wire);
-    if (t->scratch_offset > a->program.scratch_bytes ||
-        bytes > a->program.scratch_bytes - t->scratch_offset)
-        return err_set(e, RS_EPROTO, "tensor %u leaves the scratch", t->index);
-    return 0;
-}
-
-/* What an item reads or writes is scratch, or a hold: those have been checked. */
-static int check_end(const struct attempt *a, uint32_t place, uint32_t cell, struct err *e)
-{
-    if (place >= a->program.n_places)
-        return err_set(e, RS_EPROTO, "item of place %u", place);
-    if (a->program.places[place].side == PROGRAM_SCRATCH)
-        return check_scratch(a, cell, e);
-    if (prints_hold(&a->program, place, cell) == PROGRAM_NONE)
-        return err_set(e, RS_EPROTO, "item of a cell that place %u does not hold", place);
-    return 0;
-}
-
-static int check_item(struct attempt *a, uint32_t number, uint64_t *covered, struct err *e)
-{
-    const struct program_item *item = &a->program.items[number];
-    int r = item->from == PROGRAM_NONE ? 0 : check_end(a, item->from, item->cell, e);
-    if (r < 0 || item->places == PROGRAM_NONE)
-        return r;
-    const uint32_t *list = &a->program.lists[item->places];
-    for (uint32_t i = 1; i <= list[0] && r == 0; i++) {
-        r = check_end(a, list[i], item->cell, e);
-        if (r == 0 && a->program.places[list[i]].side == PROGRAM_SOURCE)
-            r = err_set(e, RS_EPROTO, "item that writes to source place %u", list[i]);
-        if (r == 0 && a->program.places[list[i]].side == PROGRAM_DESTINATION)
-            ++*covered;
-    }
-    if (r == 0 && list[0] > 256)
-        r = err_set(e, RS_EEXHAUSTED, "item with %u places: 256 are the most", list[0]);
-    return r;
-}
-
 static bool destination_hold(const struct attempt *a, uint32_t hold)
 {
     return a->program.places[a->program.holds[hold].place].side == PROGRAM_DESTINATION;
 }
 
-/* Counts what is to happen, and proves that the items bring every destination hold. */
-static int count_work(struct attempt *a, struct err *e)
+/* Of the holds that are to land, where some have landed before or are looked at by sample alone. */
+static void count_holds(struct attempt *a)
 {
     const struct program *p = &a->program;
-    uint64_t covered = 0, wanted = 0;
-    for (uint32_t i = 0; i < p->n_items; i++) {
-        uint64_t n = program_cell_elements(p, p->items[i].cell);
-        int r = check_item(a, i, n > 0 ? &covered : &(uint64_t){0}, e);
-        if (r < 0)
-            return err_prefix(e, r, "item %u", i);
-        a->item_left[i] = n;
-        if (n > 0 && p->items[i].from != PROGRAM_NONE &&
-            p->places[p->items[i].from].side == PROGRAM_SOURCE)
-            a->n_reads_left++;
-    }
     for (uint32_t i = 0; i < p->n_holds; i++) {
         uint64_t bytes = program_cell_bytes(p, p->holds[i].cell);
         if (!destination_hold(a, i) || bytes == 0)
             continue;
-        wanted++;
         bool held = a->held != NULL && a->held[i] != 0;
         *(held ? &a->progress.skipped_bytes : &a->progress.total_bytes) += bytes;
         a->n_landings_left += held ? 0 : 1;
         a->n_checks_left += attempt_checks(a, p->holds[i].cell) ? 1 : 0;
     }
-    if (covered != wanted)
-        return err_set(e, RS_EPROTO, "items bring %llu cells to destinations, which hold %llu",
-                       (unsigned long long)covered, (unsigned long long)wanted);
-    return 0;
+}
+
+/* Counts what is to happen. */
+static void count_work(struct attempt *a)
+{
+    const struct program *p = &a->program;
+    const struct proof *x = a->proof;
+    for (uint32_t i = 0; i < p->n_items; i++)
+        a->item_left[i] = program_cell_elements(p, p->items[i].cell);
+    a->n_reads_left = x->n_reads;
+    if (a->held != NULL || a->verify == WIRE_VERIFY_SAMPLED) {
+        count_holds(a);
+        return;
+    }
+    a->progress.total_bytes = x->destination_bytes;
+    a->n_landings_left = x->n_destinations;
+    a->n_checks_left = a->verify == WIRE_VERIFY_FULL ? x->n_destinations : 0;
 }
 
 /* --- what is held already --------------------------------------------------------------------- */
@@ -391,17 +327,24 @@ static int open_tables(struct attempt *a, struct err *e)
     return 0;
 }
 
+static uint32_t device_holds(const struct attempt *a, uint32_t device)
+{
+    uint32_t n = 0, first, end;
+    for (uint32_t i = 0; i < a->program.n_places; i++) {
+        prints_hold_range(&a->program, i, &first, &end);
+        n += a->program.places[i].device == device ? end - first : 0;
+    }
+    return n;
+}
+
 static int open_parts(struct attempt *a, struct err *e)
 {
     const struct program *p = &a->program;
     for (uint32_t s = 0; s < p->n_streams; s++)
         a->cursors[s].item = p->streams[s].first_item;
     for (uint32_t d = 0; d < p->n_devices; d++) {
-        uint32_t n_holds = 0;
-        for (uint32_t i = 0; i < p->n_holds; i++)
-            n_holds += p->places[p->holds[i].place].device == d ? 1 : 0;
         copiers_init(a, d);
-        int r = checkers_init(a, d, n_holds);
+        int r = checkers_init(a, d, device_holds(a, d));
         if (r == 0)
             r = lane_init(&a->lanes[d], a, d, a->cursors);
         if (r < 0)
@@ -488,9 +431,7 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
     int skips_fd = m.has_skips != 0 ? packet->fds[next_fd++] : -1;
     int comm_fd = m.has_comm != 0 ? packet->fds[next_fd] : -1;
     a->verify = (enum wire_verify)m.verify;
-    int r = open_program(a, packet, e);
-    if (r == 0)
-        r = read_index(a, packet, m.n_layouts, e);
+    int r = open_program(a, packet, m.n_layouts, e);
     if (r == 0 && held_fd >= 0)
         r = read_held(a, held_fd, e);
     if (r == 0 && peers_fd >= 0)
@@ -500,9 +441,11 @@ int attempt_open(struct attempt *a, struct wire_packet *packet, struct err *e)
     if (r == 0)
         r = open_places(a, packet, &m, e);
     if (r == 0)
+        r = proof_items(a->proof, e);
+    if (r == 0)
         r = open_tables(a, e);
     if (r == 0)
-        r = count_work(a, e);
+        count_work(a);
     if (r == 0 && (a->held != NULL || skips_fd >= 0))
         r = read_skips(a, skips_fd, e);
     if (r == 0)
@@ -554,8 +497,6 @@ void attempt_close(struct attempt *a)
     mem_free(a->takes_part);
     mem_free(a->excluded);
     mem_free(a->pairs);
-    mem_free(a->index);
-    if (a->data != NULL)
-        wire_unmap(a->data, a->data_bytes);
+    proof_put(a->plane, a->proof);
     mem_free(a);
 }

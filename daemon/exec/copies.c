@@ -11,7 +11,7 @@ static bool source_ready(const struct attempt *a, const struct program_item *ite
 {
     if (a->program.places[item->from].side == PROGRAM_SOURCE)
         return true;
-    uint32_t hold = prints_hold(&a->program, item->from, item->cell);
+    uint32_t hold = attempt_hold(a, item->from, item->cell);
     return hold == PROGRAM_NONE || a->hold_state[hold] != HOLD_WAITING ||
            (a->held != NULL && a->held[hold] != 0);
 }

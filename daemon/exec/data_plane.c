@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "exec/plane.h"
+#include "exec/proof.h"
 #include "transport/transport_nccl.h"
 
 #include "base/banned.h"
@@ -285,6 +285,7 @@ static int plane_open(struct plane *p, int control_socket)
     queue_init(&p->workers);
     queue_init(&p->models);
     queue_init(&p->errands);
+    queue_init(&p->proofs);
     p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake_fd < 0)
         return err_from_errno(errno);
@@ -303,6 +304,7 @@ static void plane_close(struct plane *p)
     close_models(p);
     transport_tcp_node_close(p->tcp);
     workers_free(p);
+    proofs_forget(p);
     segment_table_free(p->segments);
     hello_close(p);
 #if defined(RS_CUDA)

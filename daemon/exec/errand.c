@@ -10,6 +10,7 @@
 #include "base/crash.h"
 #include "base/mem.h"
 #include "exec/prints.h"
+#include "exec/proof.h"
 #include "exec/pump.h"
 #include "exec/scaled.h"
 
@@ -37,10 +38,8 @@ struct errand {
     uint64_t event_until_ns;
     uint32_t event_ms;
     /* PUBLISH with a program. */
-    const void *program_data;
-    size_t program_bytes;
-    struct program program;
-    uint32_t *index;
+    struct proof *proof;
+    struct program program; /* the proof's */
     uint32_t hold, first_hold, end_hold;
     uint64_t *cell_prints;
 };
@@ -50,14 +49,12 @@ static void errand_free(struct errand *x)
     struct plane *p = x->plane;
     struct worker *w = x->worker;
     device_event_free(x->event);
-    if (x->program_data != NULL)
-        wire_unmap(x->program_data, x->program_bytes);
     mem_free(x->sums);
     mem_free(x->copied);
     mem_free(x->known);
-    mem_free(x->index);
     mem_free(x->cell_prints);
     queue_remove(&x->link);
+    proof_put(p, x->proof);
     mem_free(x);
     if (w != NULL)
         worker_release(p, w);
@@ -217,12 +214,7 @@ static int sum_cells(struct errand *x)
     }
     const struct binding *b = x->worker->bindings[WIRE_LIVE];
     for (uint32_t t = 0; t < x->worker->n_tensors; t++) {
-        uint64_t bound = 0;
-        for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++) {
-            const struct binding_piece piece = binding_at(b, i);
-            bound += box_elements(&piece.box);
-        }
-        x->known[t] = bound == elements[t];
+        x->known[t] = binding_elements(b, t) == elements[t];
         if (!x->known[t])
             x->sums[t] = 0;
     }
@@ -260,26 +252,23 @@ static void errand_idle(struct pump *pump)
 static int open_program(struct errand *x, const struct wire_packet *packet, uint32_t place,
                         struct err *e)
 {
-    int r = wire_map_fd(packet->fds[0], &x->program_data, &x->program_bytes, e);
+    int r = proof_get(x->plane, packet->fds[0], -1, 0, &x->proof, e);
     if (r < 0)
         return r;
-    r = program_open(x->program_data, x->program_bytes, &x->program, e);
-    if (r < 0)
-        return r;
+    x->program = x->proof->program;
     if (place >= x->program.n_places || x->program.places[place].side != PROGRAM_SOURCE)
         return err_set(e, RS_EPROTO, "place %u is no source place", place);
-    x->index = prints_source_index(&x->program);
     prints_hold_range(&x->program, place, &x->first_hold, &x->end_hold);
     x->cell_prints = mem_calloc(x->end_hold - x->first_hold, sizeof(*x->cell_prints));
     x->known = mem_zalloc(x->worker->n_tensors);
-    if (x->index == NULL || x->cell_prints == NULL || x->known == NULL)
+    if (x->cell_prints == NULL || x->known == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
-    x->live.index = x->index;
+    x->live.index = x->proof->source_index;
     x->live.program = &x->program;
     x->live.source = true;
     x->hold = x->first_hold;
     x->pass = PASS_CELLS;
-    r = prints_check_holds(&x->program, &x->live, place, e);
+    r = proof_place(x->proof, &x->live, place, e);
     if (r == 0)
         scaled_open(&x->live);
     return r;

@@ -143,8 +143,10 @@ static int check_writable(const struct place *p, uint32_t tensor, const struct b
     uint32_t t = place_tensor(p, tensor);
     for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++) {
         struct box common;
+        if (p->worker->segments[b->rows[i].segment].writable)
+            continue;
         const struct binding_piece piece = binding_at(b, i);
-        if (box_intersect(&piece.box, box, &common) && !p->worker->segments[piece.segment].writable)
+        if (box_intersect(&piece.box, box, &common))
             return err_set(e, RS_EPRECOND, "worker %llx: segment %u is mapped for reading only",
                            (unsigned long long)p->worker->id, piece.segment);
     }

@@ -8,6 +8,7 @@
  *   move.c        boxes of places into kernel copies and fingerprints
  *   scaled.c      cells that are made on reading a source: quantised values and scales
  *   prints.c      fingerprints of a program's cells
+ *   proof.c       programs, and what has been proved of them
  *   pump.c        feeds a stream chunk by chunk, a few in flight
  *   errand.c      PUBLISH, CHECK, APPLY: one worker's memory, outside any attempt
  *   attempt.c     PREPARE, START, ABORT: one attempt at one plan
@@ -97,6 +98,7 @@ struct worker {
     struct worker_segment *segments;
     size_t n_segments, segments_capacity;
     struct binding *bindings[2]; /* by enum wire_memory; NULL: not bound */
+    uint64_t bound[2];           /* the number of each binding, that no other one has */
     uint8_t *dtypes[2];
     uint32_t n_tensors;
     unsigned uses; /* attempts and errands that need its memory */
@@ -148,11 +150,12 @@ struct plane {
     struct transport_tcp_node *tcp;   /* NULL: the transport is another one */
     struct transport_nccl_node *nccl; /* NULL: as above; both: the in-memory one */
     struct segment_table *segments;
-    struct queue workers, models, errands;
+    struct queue workers, models, errands, proofs;
     struct fence fence;       /* the lease, as the devices' threads see it */
     struct watchdog watchdog; /* with GPUs */
     struct wire_stats past;   /* counters of transports that are closed */
     uint64_t n_made;          /* places that make cells, so far */
+    uint64_t n_bound;         /* bindings, so far */
     bool stop;
     bool broken; /* a stream could not be replaced: the process must go */
 };

@@ -175,12 +175,7 @@ static int check_place(struct attempt *a, uint32_t place, uint64_t *sums, uint64
         elements[t->index] += program_cell_elements(&a->program, a->program.holds[i].cell);
     }
     for (uint32_t t = 0; t < w->n_tensors; t++) {
-        uint64_t bound = 0;
-        for (uint32_t i = b->first[t]; i < b->first[t + 1]; i++) {
-            const struct binding_piece piece = binding_at(b, i);
-            bound += box_elements(&piece.box);
-        }
-        if (bound == elements[t] && sums[t] != w->published[t])
+        if (sums[t] != w->published[t] && binding_elements(b, t) == elements[t])
             return err_set(e, RS_EDATALOSS,
                            "tensor %u, place %u (source, rank %u): it has changed since it was "
                            "published",

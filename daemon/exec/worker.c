@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "exec/plane.h"
+#include "exec/proof.h"
 
 #include "base/banned.h"
 
@@ -55,6 +55,7 @@ static void worker_free(struct plane *p, struct worker *w)
     mem_free(w->cell_prints);
     queue_remove(&w->link);
     mem_free(w);
+    proofs_forget(p);
 }
 
 void workers_free(struct plane *p)
@@ -274,6 +275,7 @@ static int bind_memory(struct plane *p, struct wire_packet *packet, const struct
     forget_publication(w);
     w->bindings[m->memory] = b;
     w->dtypes[m->memory] = dtypes;
+    w->bound[m->memory] = ++p->n_bound;
     w->n_tensors = m->n_tensors;
     unsigned other = m->memory ^ 1U;
     if (w->bindings[other] != NULL && w->bindings[other]->n_tensors != m->n_tensors)

@@ -120,7 +120,7 @@ unsigned box_range(const struct box *b, uint64_t begin, uint64_t end, struct box
 {
     if (begin >= end)
         return 0;
-    if (b->n_dims == 0) {
+    if (b->n_dims == 0 || (begin == 0 && end == box_elements(b))) {
         ret[0] = *b;
         return 1;
     }

@@ -99,6 +99,19 @@ struct binding_piece binding_at(const struct binding *b, uint32_t i)
     return p;
 }
 
+uint64_t binding_elements(const struct binding *b, uint32_t tensor)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = b->first[tensor]; i < b->first[tensor + 1]; i++) {
+        const struct binding_row *row = &b->rows[i];
+        uint64_t n = 1;
+        for (unsigned d = 0; d < row->n_dims; d++)
+            n *= b->dims[row->dims + d].size;
+        sum += n;
+    }
+    return sum;
+}
+
 static size_t count_dims(const struct binding_piece *pieces, uint32_t n)
 {
     size_t sum = 0;
@@ -159,14 +172,40 @@ static uint32_t first_reaching(const struct binding *b, uint32_t tensor, const s
     return low;
 }
 
-/* Address of the first element of `part`, which lies within the piece. */
-static char *address_of(const struct binding_piece *p, const struct box *part,
-                        void *const *segment_base)
+/* Where a piece begins in dim 0; as begin_of. */
+static uint64_t row_begin(const struct binding_row *row, const struct binding_dim *dims)
 {
-    char *at = (char *)segment_base[p->segment] + p->offset;
-    for (unsigned d = 0; d < part->n_dims; d++)
-        at += (int64_t)(part->offset[d] - p->box.offset[d]) * p->stride_bytes[d];
-    return at;
+    return row->n_dims == 0 ? 0 : dims[0].offset;
+}
+
+/* What a box and a piece (of as many dims) have in common. This is looked for as often as small
+ * boxes are moved: from the table as it lies, in one pass. */
+struct common {
+    struct box part;
+    uint64_t elements;
+    uint64_t bytes; /* from the start of the segment to the part's first element */
+};
+
+static bool common_of(const struct binding_row *row, const struct binding_dim *dims,
+                      const struct box *box, struct common *ret)
+{
+    uint64_t elements = 1, bytes = row->offset;
+    ret->part = (struct box){.n_dims = row->n_dims};
+    for (unsigned d = 0; d < row->n_dims; d++) {
+        uint64_t begin = dims[d].offset, end = begin + dims[d].size;
+        uint64_t box_begin = box->offset[d], box_end = box_begin + box->size[d];
+        uint64_t first = begin > box_begin ? begin : box_begin;
+        uint64_t last = end < box_end ? end : box_end;
+        if (first >= last)
+            return false;
+        ret->part.offset[d] = first;
+        ret->part.size[d] = last - first;
+        elements *= last - first;
+        bytes += (first - begin) * (uint64_t)dims[d].stride_bytes;
+    }
+    ret->elements = elements;
+    ret->bytes = bytes;
+    return true;
 }
 
 int binding_views(const struct binding *b, uint32_t tensor, const struct box *box,
@@ -174,38 +213,41 @@ int binding_views(const struct binding *b, uint32_t tensor, const struct box *bo
                   int (*fn)(const struct box *part, const struct kernel_view *view, void *arg),
                   void *arg)
 {
-    struct box part;
+    struct common x;
     uint64_t missing = box_elements(box);
     if (missing == 0)
         return 0;
     if (tensor >= b->n_tensors)
         return RS_ENOTFOUND;
-    for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
-        const struct binding_piece p = binding_at(b, i);
-        if (begin_of(&p.box) >= end_of(box))
+    for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1] && missing > 0;
+         i++) {
+        const struct binding_row *row = &b->rows[i];
+        const struct binding_dim *dims = &b->dims[row->dims];
+        if (row_begin(row, dims) >= end_of(box))
             break;
-        if (p.box.n_dims != box->n_dims || !box_intersect(&p.box, box, &part))
+        if (row->n_dims != box->n_dims || !common_of(row, dims, box, &x))
             continue;
-        if (segment_base[p.segment] == NULL)
+        if (segment_base[row->segment] == NULL)
             return RS_ENOTFOUND;
-        struct kernel_view view = {.base = address_of(&p, &part, segment_base)};
-        memcpy(view.stride_bytes, p.stride_bytes, sizeof view.stride_bytes);
-        int r = fn(&part, &view, arg);
+        struct kernel_view view = {.base = (char *)segment_base[row->segment] + x.bytes};
+        for (unsigned d = 0; d < row->n_dims; d++)
+            view.stride_bytes[d] = dims[d].stride_bytes;
+        int r = fn(&x.part, &view, arg);
         if (r != 0)
             return r;
-        missing -= box_elements(&part);
+        missing -= x.elements;
     }
     return missing == 0 ? 0 : RS_ENOTFOUND;
 }
 
 /* True where elements of `box` stand side by side, the last dim fastest. */
-static bool is_dense(const struct binding_piece *p, const struct box *box, uint32_t element_bytes)
+static bool is_dense(const struct binding_dim *dims, const struct box *box, uint32_t element_bytes)
 {
     int64_t expected = element_bytes;
     for (unsigned d = box->n_dims; d-- > 0;) {
         if (box->size[d] == 1)
             continue;
-        if (p->stride_bytes[d] != expected)
+        if (dims[d].stride_bytes != expected)
             return false;
         expected *= (int64_t)box->size[d];
     }
@@ -215,17 +257,20 @@ static bool is_dense(const struct binding_piece *p, const struct box *box, uint3
 bool binding_contiguous(const struct binding *b, uint32_t tensor, const struct box *box,
                         uint32_t element_bytes, void *const *segment_base, void **ret_address)
 {
-    if (tensor >= b->n_tensors || box_empty(box))
+    struct common x;
+    uint64_t elements = box_elements(box);
+    if (tensor >= b->n_tensors || elements == 0)
         return false;
     for (uint32_t i = first_reaching(b, tensor, box); i < b->first[tensor + 1]; i++) {
-        const struct binding_piece p = binding_at(b, i);
-        if (begin_of(&p.box) > begin_of(box))
+        const struct binding_row *row = &b->rows[i];
+        const struct binding_dim *dims = &b->dims[row->dims];
+        if (row_begin(row, dims) > begin_of(box))
             break;
-        if (p.box.n_dims != box->n_dims || !box_contains(&p.box, box))
+        if (row->n_dims != box->n_dims || !common_of(row, dims, box, &x) || x.elements != elements)
             continue;
-        if (segment_base[p.segment] == NULL || !is_dense(&p, box, element_bytes))
+        if (segment_base[row->segment] == NULL || !is_dense(dims, box, element_bytes))
             return false;
-        *ret_address = address_of(&p, box, segment_base);
+        *ret_address = (char *)segment_base[row->segment] + x.bytes;
         return true;
     }
     return false;

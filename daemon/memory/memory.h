@@ -74,6 +74,8 @@ int binding_new(struct binding_piece *pieces, uint32_t n_pieces, uint32_t n_tens
 void binding_free(struct binding *b);
 /* Piece i of n_pieces; what lies beyond its dims is zero. */
 struct binding_piece binding_at(const struct binding *b, uint32_t i);
+/* Elements of the tensor's pieces. */
+uint64_t binding_elements(const struct binding *b, uint32_t tensor);
 /* Proves, for `rank` of `layout`: the pieces of each tensor tile its shards exactly; each stays
  * within its segment (segment_bytes[i]); no byte belongs to two elements of one tensor, nor of two
  * tensors unless `aliases` (source side: tied weights may share memory). Two tensors that share

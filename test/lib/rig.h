@@ -101,6 +101,7 @@ struct rig {
     struct plan *plan;
     struct buf encoded;
     struct program program;
+    int program_fd, index_fd; /* the same for all PREPAREs, as a control process has it */
     struct rig_worker *workers;
     uint32_t n_workers;
     struct wire_packet *packet; /* the last answer */
@@ -541,6 +542,34 @@ static inline void rig_topology(struct rig *r)
                                     .domain_bytes_per_s = r->o.hello.domain_bytes_per_s};
 }
 
+/* Index of a program tensor in destination layout l, where that has it so; UINT32_MAX. */
+static inline uint32_t rig_index(const struct rig *r, uint32_t l, const struct program_tensor *t)
+{
+    const struct layout *to = r->layouts[1 + l];
+    const char *name = t->value == PROGRAM_SCALES
+                           ? r->layouts[1 + t->named_layout]->tensors[t->named_tensor].name
+                           : r->layouts[0]->tensors[t->index].name;
+    int64_t found = layout_find(to, name);
+    if (found < 0)
+        return UINT32_MAX;
+    bool derived = to->tensors[found].derived_from != NULL;
+    return derived == (t->value == PROGRAM_SCALES) ? (uint32_t)found : UINT32_MAX;
+}
+
+/* Index of each program tensor in each destination layout, as the control process makes it. */
+static inline int rig_index_fd(struct rig *r)
+{
+    size_t n = r->program.n_tensors;
+    uint32_t *index = malloc(n * r->n_layouts * sizeof(*index) + 1);
+    for (uint32_t l = 0; l < r->n_layouts; l++)
+        for (uint32_t t = 0; t < n; t++) {
+            index[l * n + t] = rig_index(r, l, &r->program.tensors[t]);
+        }
+    int fd = wire_memfd("index", index, n * r->n_layouts * sizeof(*index), NULL);
+    free(index);
+    return fd;
+}
+
 /* Layouts and rank_device are set: plans, starts the data plane, attaches all workers. */
 static inline void rig_open(struct rig *r)
 {
@@ -566,6 +595,8 @@ static inline void rig_open(struct rig *r)
     rig_assert_msg(plan_program(r->plan, r->o.node, &r->encoded, &e) == 0, "%s", e.text);
     rig_assert_msg(program_open(r->encoded.data, r->encoded.n_bytes, &r->program, &e) == 0, "%s",
                    e.text);
+    r->program_fd = wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL);
+    r->index_fd = rig_index_fd(r);
     r->packet = calloc(1, sizeof(*r->packet));
     r->attempt = 0;
     r->version = 1;
@@ -616,6 +647,8 @@ static inline void rig_free(struct rig *r)
     free(r->workers);
     wire_packet_close(r->packet);
     free(r->packet);
+    close(r->program_fd);
+    close(r->index_fd);
     buf_close(&r->encoded);
     buf_close(&r->peers);
     buf_close(&r->skips);
@@ -643,34 +676,6 @@ static inline struct rig_worker *rig_worker(struct rig *r, uint32_t layout, uint
     return NULL;
 }
 
-/* Index of a program tensor in destination layout l, where that has it so; UINT32_MAX. */
-static inline uint32_t rig_index(const struct rig *r, uint32_t l, const struct program_tensor *t)
-{
-    const struct layout *to = r->layouts[1 + l];
-    const char *name = t->value == PROGRAM_SCALES
-                           ? r->layouts[1 + t->named_layout]->tensors[t->named_tensor].name
-                           : r->layouts[0]->tensors[t->index].name;
-    int64_t found = layout_find(to, name);
-    if (found < 0)
-        return UINT32_MAX;
-    bool derived = to->tensors[found].derived_from != NULL;
-    return derived == (t->value == PROGRAM_SCALES) ? (uint32_t)found : UINT32_MAX;
-}
-
-/* Index of each program tensor in each destination layout, as the control process makes it. */
-static inline int rig_index_fd(struct rig *r)
-{
-    size_t n = r->program.n_tensors;
-    uint32_t *index = malloc(n * r->n_layouts * sizeof(*index) + 1);
-    for (uint32_t l = 0; l < r->n_layouts; l++)
-        for (uint32_t t = 0; t < n; t++) {
-            index[l * n + t] = rig_index(r, l, &r->program.tensors[t]);
-        }
-    int fd = wire_memfd("index", index, n * r->n_layouts * sizeof(*index), NULL);
-    free(index);
-    return fd;
-}
-
 static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, const uint8_t *held)
 {
     struct wire_prepare m = {.deadline_ns = r->deadline_ns,
@@ -691,8 +696,7 @@ static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, 
         places[i].memory = layout == 0 ? WIRE_LIVE : rig_target(r);
     }
     uint32_t n = 2;
-    int fds[WIRE_MAX_FDS] = {wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL),
-                             rig_index_fd(r)};
+    int fds[WIRE_MAX_FDS] = {r->program_fd, r->index_fd};
     if (held != NULL)
         fds[n++] = wire_memfd("held", held, r->program.n_holds, NULL);
     if (m.has_peers)
@@ -704,7 +708,7 @@ static inline uint64_t rig_send_prepare(struct rig *r, enum wire_verify verify, 
     memset(&r->progress, 0, sizeof(r->progress));
     uint64_t request = rig_send(r, WIRE_PREPARE, 0, &m, sizeof(m), places,
                                 r->program.n_places * sizeof(*places), fds, n);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 2; i < n; i++)
         close(fds[i]);
     free(places);
     return request;

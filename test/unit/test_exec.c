@@ -227,11 +227,8 @@ static uint64_t send_publish_program(struct rig *r, uint32_t worker)
         if (r->program.places[i].side == PROGRAM_SOURCE &&
             r->program.places[i].rank == r->workers[worker].rank)
             m.place = i;
-    int fd = wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL);
-    uint64_t request =
-        rig_send(r, WIRE_PUBLISH, r->workers[worker].id, &m, sizeof(m), NULL, 0, &fd, 1);
-    close(fd);
-    return request;
+    return rig_send(r, WIRE_PUBLISH, r->workers[worker].id, &m, sizeof(m), NULL, 0, &r->program_fd,
+                    1);
 }
 
 START_TEST(publish_by_a_programs_cells_gives_the_same_and_serves_prepare)

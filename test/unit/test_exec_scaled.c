@@ -210,11 +210,8 @@ static uint64_t send_publish_program(struct rig *r, uint32_t worker)
     while (r->program.places[m.place].side != PROGRAM_SOURCE ||
            r->program.places[m.place].rank != r->workers[worker].rank)
         m.place++;
-    int fd = wire_memfd("program", r->encoded.data, r->encoded.n_bytes, NULL);
-    uint64_t request =
-        rig_send(r, WIRE_PUBLISH, r->workers[worker].id, &m, sizeof(m), NULL, 0, &fd, 1);
-    close(fd);
-    return request;
+    return rig_send(r, WIRE_PUBLISH, r->workers[worker].id, &m, sizeof(m), NULL, 0, &r->program_fd,
+                    1);
 }
 
 START_TEST(a_publication_by_the_programs_cells_serves_prepare)
