@@ -225,7 +225,7 @@ static void issue_copy(struct cuda_stream *s, const struct kernel_copy *k)
 static void run_copies(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
-    struct kernel_copy k;
+    struct kernel_copy k = {.n_dims = 0};
     const char *at = (const char *)item->payload;
     for (uint32_t i = 0; i < item->n && !cuda_skips(s); i++) {
         at = unpack_copy(at, &k);
@@ -239,9 +239,10 @@ static void run_fingerprints(struct device_stream *base, struct item *item)
 {
     struct cuda_stream *s = cuda_stream_of(base);
     static uint64_t patched;
-    struct kernel_fingerprint f;
+    struct kernel_fingerprint f = {.n_dims = 0};
+    const char *at = (const char *)item->payload;
     for (uint32_t i = 0; i < item->n && !cuda_failed(cuda_of(s->base.device)); i++) {
-        memcpy(&f, (const char *)item->payload + i * sizeof f, sizeof f);
+        at = unpack_fingerprint(at, &f);
         s->target = f.fingerprint;
         (void)kernel_tasks_of_fingerprint(&f, &patched, emit, s);
     }
@@ -266,7 +267,7 @@ int cuda_copy(struct device_stream *s, const struct kernel_copy *copies, uint32_
 
 int cuda_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n)
 {
-    return cuda_enqueue(s, item_entries(run_fingerprints, f, n, sizeof *f));
+    return cuda_enqueue(s, item_fingerprints(run_fingerprints, f, n));
 }
 
 int cuda_poison(struct device_stream *s, void *p, size_t bytes)

@@ -245,21 +245,41 @@ static void run_copy(struct kernel_copy *c)
     kernel_copy_host(c);
 }
 
+static uint64_t copy_bytes(const struct kernel_copy *c)
+{
+    uint64_t n = kernel_dtype_bytes(c->to_dtype);
+    for (unsigned d = 0; d < c->n_dims; d++)
+        n *= c->size[d];
+    return n;
+}
+
+/* The fence is looked at before each copy, but where they are small only every LOOK_BYTES: its clock
+ * costs as much as they do. */
 static void run_copies(struct device_stream *s, struct item *item)
 {
-    struct kernel_copy c;
+    enum { LOOK_BYTES = 16 << 10 };
+    struct kernel_copy c = {.n_dims = 0};
     const char *at = (const char *)item->payload;
-    for (uint32_t i = 0; i < item->n && !skips_writing(s); i++) {
+    uint64_t unseen = LOOK_BYTES;
+    for (uint32_t i = 0; i < item->n; i++) {
         at = unpack_copy(at, &c);
+        uint64_t bytes = copy_bytes(&c);
+        unseen += bytes;
+        if (unseen >= LOOK_BYTES) {
+            if (skips_writing(s))
+                return;
+            unseen = bytes;
+        }
         run_copy(&c);
     }
 }
 
 static void run_fingerprints(struct device_stream *s, struct item *item)
 {
-    struct kernel_fingerprint f;
+    struct kernel_fingerprint f = {.n_dims = 0};
+    const char *at = (const char *)item->payload;
     for (uint32_t i = 0; i < item->n && !skips(s); i++) {
-        memcpy(&f, (const char *)item->payload + i * sizeof f, sizeof f);
+        at = unpack_fingerprint(at, &f);
         kernel_fingerprint_host(&f);
     }
 }
@@ -357,7 +377,7 @@ static int host_copy(struct device_stream *s, const struct kernel_copy *copies, 
 
 static int host_fingerprint(struct device_stream *s, const struct kernel_fingerprint *f, uint32_t n)
 {
-    return enqueue(s, item_entries(run_fingerprints, f, n, sizeof *f));
+    return enqueue(s, item_fingerprints(run_fingerprints, f, n));
 }
 
 static int host_quantise(struct device_stream *s, const struct kernel_quantise *q, uint32_t n)

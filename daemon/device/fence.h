@@ -4,8 +4,8 @@
  * where the lease is prolonged meanwhile: what was left out must not be followed by more. The owner
  * opens it again when nothing of before is in flight.
  *
- * What may still land once it is shut: of a host device the one store that a thread was about to make
- * when it was stopped behind its look; of a GPU all that its streams were given before, since only the
+ * What may still land once it is shut: of a host device what a thread was about to store when it was
+ * stopped behind its look (one copy, or small ones of 16 KiB together); of a GPU all that its streams were given before, since only the
  * handing over looks here. Both are bounded by what callers keep in flight, and over when that has
  * come back: device_call behind it, device_event_done. Nothing else says so, a device's error not
  * either. A data plane with GPUs that has something in flight FENCE_DRAIN_MS after the fence shut ends

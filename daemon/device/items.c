@@ -61,6 +61,21 @@ struct item *item_copies(item_run *run, const struct kernel_copy *copies, uint32
     return item;
 }
 
+struct item *item_fingerprints(item_run *run, const struct kernel_fingerprint *f, uint32_t n)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        bytes += packed_fingerprint_bytes(&f[i]);
+    struct item *item = item_with(run, bytes);
+    if (item == NULL)
+        return NULL;
+    item->n = n;
+    char *at = (char *)item->payload;
+    for (uint32_t i = 0; i < n; i++)
+        at = pack_fingerprint(at, &f[i]);
+    return item;
+}
+
 struct item *item_entries(item_run *run, const void *entries, uint32_t n, size_t entry_bytes)
 {
     struct item *item = item_with(run, n * entry_bytes);

@@ -48,6 +48,7 @@ struct item *item_call(item_run *run, void (*fn)(void *arg), void *arg);
 struct item *item_fill(item_run *run, void *p, size_t bytes);
 /* Packed (packed.h). */
 struct item *item_copies(item_run *run, const struct kernel_copy *copies, uint32_t n);
+struct item *item_fingerprints(item_run *run, const struct kernel_fingerprint *f, uint32_t n);
 /* `n` entries as they are. */
 struct item *item_entries(item_run *run, const void *entries, uint32_t n, size_t entry_bytes);
 

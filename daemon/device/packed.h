@@ -1,7 +1,8 @@
-/* Kernel copies as a stream's queue keeps them: without the room for targets that are not there.
+/* Kernel copies and fingerprints as a stream's queue keeps them: without the room for dims and targets that are not there.
  *
- * A struct kernel_copy has room for KERNEL_MAX_TARGETS, five times what the usual copy needs.
- * Private to device/. */
+ * A struct kernel_copy has room for KERNEL_MAX_TARGETS views of KERNEL_MAX_DIMS strides, fifteen times what the usual copy
+ * needs. What is queued is written by one thread and read by another, so its size is time where boxes are small. Private to
+ * device/. */
 #ifndef RS_DEVICE_PACKED_H
 #define RS_DEVICE_PACKED_H
 
@@ -9,54 +10,117 @@
 
 #include "kernels/kernels.h"
 
-/* n_targets views follow. */
+/* Then size and offset, and the strides of `from`; and of each target its base and strides: n_dims numbers each. */
 struct packed_copy {
-    uint64_t size[KERNEL_MAX_DIMS], offset[KERNEL_MAX_DIMS];
     uint64_t *fingerprint;
-    struct kernel_view from;
+    void *from;
     uint32_t n_targets;
     uint8_t n_dims, from_dtype, to_dtype, streaming;
 };
 
+/* Then size, offset and strides. */
+struct packed_fingerprint {
+    uint64_t *fingerprint;
+    void *from;
+    uint32_t n_dims, dtype;
+};
+
 _Static_assert(sizeof(struct packed_copy) % sizeof(uint64_t) == 0, "packed copies stay aligned");
-_Static_assert(sizeof(struct kernel_view) % sizeof(uint64_t) == 0, "packed views stay aligned");
+_Static_assert(sizeof(struct packed_fingerprint) % sizeof(uint64_t) == 0, "and fingerprints, too");
+
+static inline char *packed_put(char *at, const void *from, size_t n_bytes)
+{
+    memcpy(at, from, n_bytes);
+    return at + n_bytes;
+}
+
+static inline const char *packed_take(const char *at, void *to, size_t n_bytes)
+{
+    memcpy(to, at, n_bytes);
+    return at + n_bytes;
+}
 
 static inline size_t packed_bytes(const struct kernel_copy *c)
 {
-    return sizeof(struct packed_copy) + c->n_targets * sizeof *c->to;
+    return sizeof(struct packed_copy) +
+           (3U * c->n_dims + c->n_targets * (1U + c->n_dims)) * sizeof(uint64_t);
 }
 
 static inline char *pack_copy(char *at, const struct kernel_copy *c)
 {
-    struct packed_copy p = {.fingerprint = c->fingerprint,
-                            .from = c->from,
-                            .n_targets = c->n_targets,
-                            .n_dims = c->n_dims,
-                            .from_dtype = c->from_dtype,
-                            .to_dtype = c->to_dtype,
-                            .streaming = c->streaming};
-    memcpy(p.size, c->size, sizeof p.size);
-    memcpy(p.offset, c->offset, sizeof p.offset);
-    memcpy(at, &p, sizeof p);
-    memcpy(at + sizeof p, c->to, c->n_targets * sizeof *c->to);
-    return at + packed_bytes(c);
+    const struct packed_copy p = {.fingerprint = c->fingerprint,
+                                  .from = c->from.base,
+                                  .n_targets = c->n_targets,
+                                  .n_dims = c->n_dims,
+                                  .from_dtype = c->from_dtype,
+                                  .to_dtype = c->to_dtype,
+                                  .streaming = c->streaming};
+    size_t n_bytes = c->n_dims * sizeof(uint64_t);
+    at = packed_put(at, &p, sizeof p);
+    at = packed_put(at, c->size, n_bytes);
+    at = packed_put(at, c->offset, n_bytes);
+    at = packed_put(at, c->from.stride_bytes, n_bytes);
+    for (uint32_t i = 0; i < c->n_targets; i++) {
+        at = packed_put(at, &c->to[i].base, sizeof c->to[i].base);
+        at = packed_put(at, c->to[i].stride_bytes, n_bytes);
+    }
+    return at;
 }
 
+/* Of *c's arrays nothing beyond the dims and targets that there are is written. */
 static inline const char *unpack_copy(const char *at, struct kernel_copy *c)
 {
     struct packed_copy p;
-    memcpy(&p, at, sizeof p);
+    at = packed_take(at, &p, sizeof p);
+    size_t n_bytes = p.n_dims * sizeof(uint64_t);
     c->fingerprint = p.fingerprint;
-    c->from = p.from;
+    c->from.base = p.from;
     c->n_targets = p.n_targets;
     c->n_dims = p.n_dims;
     c->from_dtype = p.from_dtype;
     c->to_dtype = p.to_dtype;
     c->streaming = p.streaming;
-    memcpy(c->size, p.size, sizeof p.size);
-    memcpy(c->offset, p.offset, sizeof p.offset);
-    memcpy(c->to, at + sizeof p, p.n_targets * sizeof *c->to);
-    return at + packed_bytes(c);
+    at = packed_take(at, c->size, n_bytes);
+    at = packed_take(at, c->offset, n_bytes);
+    at = packed_take(at, c->from.stride_bytes, n_bytes);
+    for (uint32_t i = 0; i < p.n_targets; i++) {
+        at = packed_take(at, &c->to[i].base, sizeof c->to[i].base);
+        at = packed_take(at, c->to[i].stride_bytes, n_bytes);
+    }
+    return at;
+}
+
+static inline size_t packed_fingerprint_bytes(const struct kernel_fingerprint *f)
+{
+    return sizeof(struct packed_fingerprint) + 3U * f->n_dims * sizeof(uint64_t);
+}
+
+static inline char *pack_fingerprint(char *at, const struct kernel_fingerprint *f)
+{
+    const struct packed_fingerprint p = {.fingerprint = f->fingerprint,
+                                         .from = f->from.base,
+                                         .n_dims = f->n_dims,
+                                         .dtype = f->dtype};
+    size_t n_bytes = f->n_dims * sizeof(uint64_t);
+    at = packed_put(at, &p, sizeof p);
+    at = packed_put(at, f->size, n_bytes);
+    at = packed_put(at, f->offset, n_bytes);
+    return packed_put(at, f->from.stride_bytes, n_bytes);
+}
+
+/* As unpack_copy. */
+static inline const char *unpack_fingerprint(const char *at, struct kernel_fingerprint *f)
+{
+    struct packed_fingerprint p;
+    at = packed_take(at, &p, sizeof p);
+    size_t n_bytes = p.n_dims * sizeof(uint64_t);
+    f->fingerprint = p.fingerprint;
+    f->from.base = p.from;
+    f->n_dims = (uint8_t)p.n_dims;
+    f->dtype = (uint8_t)p.dtype;
+    at = packed_take(at, f->size, n_bytes);
+    at = packed_take(at, f->offset, n_bytes);
+    return packed_take(at, f->from.stride_bytes, n_bytes);
 }
 
 #endif
