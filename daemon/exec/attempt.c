@@ -212,13 +212,6 @@ static void source_read(struct attempt *a, uint32_t number)
                  item->from);
 }
 
-static void kick_blocked(struct attempt *a)
-{
-    for (uint32_t i = 0; i < a->n_pumps; i++)
-        if (a->copiers[i].pump.n_busy == 0)
-            copier_kick(&a->copiers[i]);
-}
-
 static void item_landed(struct attempt *a, uint32_t number)
 {
     uint32_t targets[256], n = attempt_targets(a, number, targets, 256);
@@ -230,8 +223,6 @@ static void item_landed(struct attempt *a, uint32_t number)
     if (a->n_landings_left == 0)
         mark(a, &a->progress.last_byte_ns);
     else
-        kick_blocked(a);
-    if (a->n_landings_left > 0)
         crash_point(CRASH_EXEC_MOVING);
 }
 
@@ -248,6 +239,17 @@ void attempt_item_done(struct attempt *a, uint32_t number, uint64_t elements)
         source_read(a, number);
     if (item->places != PROGRAM_NONE && attempt_runs(a))
         item_landed(a, number);
+}
+
+void attempt_landed(struct attempt *a)
+{
+    a->n_holders++; /* an idle pump would settle it under the caller */
+    for (uint32_t i = 0; i < a->n_pumps && attempt_runs(a); i++) {
+        checker_kick(&a->checkers[i]);
+        if (a->copiers[i].pump.n_busy == 0 && a->n_landings_left > 0)
+            copier_kick(&a->copiers[i]);
+    }
+    a->n_holders--;
 }
 
 /* --- settling --------------------------------------------------------------------------------- */
@@ -475,15 +477,25 @@ static void pass_needless(struct attempt *a)
     }
 }
 
+/* In turn: the first bytes of no device wait for another's later ones. */
+static void kick_lanes(struct attempt *a)
+{
+    bool any = true;
+    while (any) {
+        any = false;
+        for (uint32_t d = 0; d < a->program.n_devices; d++)
+            any = lane_kick_one(&a->lanes[d]) || any;
+    }
+}
+
 static void run(struct attempt *a)
 {
     a->n_holders++;
     check_held(a);
     pass_needless(a);
-    for (uint32_t d = 0; d < a->program.n_devices; d++) {
+    for (uint32_t d = 0; d < a->program.n_devices; d++)
         a->counted[d] = transport_counters(a->model->transport, a->program.devices[d].device);
-        lane_kick(&a->lanes[d]);
-    }
+    kick_lanes(a);
     for (uint32_t i = 0; i < a->n_pumps; i++) {
         checker_kick(&a->checkers[i]);
         copier_kick(&a->copiers[i]);

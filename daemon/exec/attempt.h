@@ -117,8 +117,10 @@ bool attempt_runs(const struct attempt *a);
 void attempt_describe(const struct attempt *a, uint32_t cell, uint32_t place, char *ret_text,
                       size_t capacity);
 /* `elements` of the item have left or landed. The last of them: the item is compared with its
- * source, and its destinations count as landed. */
+ * source, and its destinations count as landed. After some of them: attempt_landed. */
 void attempt_item_done(struct attempt *a, uint32_t item, uint64_t elements);
+/* What has landed since is read back, and copied on. Settles nothing: attempt_settle follows. */
+void attempt_landed(struct attempt *a);
 void attempt_count(struct attempt *a, uint64_t bytes); /* landed bytes */
 /* Places of an item that are still to be written: indices into program.places. */
 uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_places,

@@ -108,6 +108,7 @@ static void copier_landed(struct pump *p, const struct pump_ticket *t)
         count_tiers(c->attempt, c->landed);
         attempt_item_done(c->attempt, c->landed, c->attempt->item_left[c->landed]);
     }
+    attempt_landed(c->attempt);
 }
 
 static void copier_idle(struct pump *p)

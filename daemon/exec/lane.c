@@ -479,25 +479,32 @@ static struct lane_group *group_in(struct lane *l, enum lane_stage stage)
     return NULL;
 }
 
+bool lane_kick_one(struct lane *l)
+{
+    struct lane_group *g = group_in(l, LANE_BUILT);
+    if (!attempt_runs(l->attempt))
+        return false;
+    if (g == NULL) {
+        g = group_in(l, LANE_FREE);
+        if (g == NULL || l->next == l->end)
+            return false;
+        build(l, g);
+    }
+    if (g->n == 0) {
+        g->stage = LANE_FREE;
+        return true;
+    }
+    if (!may_start(l, g))
+        return false;
+    give_slots(l, g);
+    start(l, g);
+    return true;
+}
+
 void lane_kick(struct lane *l)
 {
-    while (attempt_runs(l->attempt)) {
-        struct lane_group *g = group_in(l, LANE_BUILT);
-        if (g == NULL) {
-            g = group_in(l, LANE_FREE);
-            if (g == NULL || l->next == l->end)
-                return;
-            build(l, g);
-        }
-        if (g->n == 0) {
-            g->stage = LANE_FREE;
-            continue;
-        }
-        if (!may_start(l, g))
-            return;
-        give_slots(l, g);
-        start(l, g);
-    }
+    while (lane_kick_one(l))
+        ;
 }
 
 /* --- receiving and unpacking ------------------------------------------------------------------ */
@@ -621,6 +628,7 @@ static void finish_group(struct lane *l, struct lane_group *g)
     finish_messages(l, g, false);
     free_group(l, g);
     lane_kick(l);
+    attempt_landed(l->attempt);
 }
 
 static int device_status(const struct lane *l)

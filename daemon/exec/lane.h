@@ -76,6 +76,8 @@ int lane_init(struct lane *l, struct attempt *a, uint32_t device, struct lane_sp
 void lane_close(struct lane *l);
 /* Starts what can be started. */
 void lane_kick(struct lane *l);
+/* One group of it; false: none can be started now. */
+bool lane_kick_one(struct lane *l);
 bool lane_in_flight(const struct lane *l);
 /* All messages are through. */
 bool lane_done(const struct lane *l);

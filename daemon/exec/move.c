@@ -334,8 +334,12 @@ int batch_move(struct batch *b, const struct move *m)
 
 int batch_gather(struct batch *b, const struct move *m)
 {
-    struct cut c = {.batch = b, .move = m, .fingerprint = m->fingerprint};
+    struct cut c; /* its arrays are large, and filled level by level */
     int r = 0;
+    c.batch = b;
+    c.move = m;
+    c.fingerprint = m->fingerprint;
+    c.level = 0;
     for (uint32_t done = 0; done < m->n_to && r == 0; done += KERNEL_MAX_TARGETS) {
         c.to = m->to + done;
         c.n_to = m->n_to - done < KERNEL_MAX_TARGETS ? m->n_to - done : KERNEL_MAX_TARGETS;

@@ -44,7 +44,7 @@ struct batch {
     uint32_t n_copies, n_casts, n_prints;
     struct kernel_copy copies[BATCH_COPIES];
     struct kernel_quantise casts[8];
-    struct kernel_fingerprint prints[8];
+    struct kernel_fingerprint prints[BATCH_COPIES];
 };
 
 struct move {

@@ -69,8 +69,8 @@ void pump_run(struct pump *p)
     struct pump_ticket *t;
     if (p->plane->broken)
         return;
-    while (p->status == 0 && !p->stopped && plane_lease_holds(p->plane) &&
-           (t = free_ticket(p)) != NULL && feed(p, t) == 1)
+    while (p->status == 0 && !p->stopped && (t = free_ticket(p)) != NULL &&
+           plane_lease_holds(p->plane) && feed(p, t) == 1)
         ;
     if (p->n_busy == 0 && !p->plane->broken)
         p->idle(p); /* as the last act: it may free the pump */
