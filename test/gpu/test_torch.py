@@ -2,10 +2,10 @@
 """torch and the daemon on a GPU, as users have them: trainer processes whose parameters are DTensors in the caching allocator's
 memory, engine processes with plain tensors of another layout, three versions, every element compared on the GPU.
 
-    RESHARD_BUILD=build test/gpu/test_torch.py [--mib 64] [--expandable] [--receive in_place|staged]
+    RESHARD_BUILD=build test/gpu/test_torch.py [--devices 2] [--mib 64] [--expandable] [--receive in_place|staged]
 
-Two "GPUs" of test/gpu/one_gpu.c where there is one only: trainer rank r and engine rank r are on device r. Ends with the
-times of each version's push; exit code 1 where an element is wrong. torch sees the GPU by itself, without that library.
+Trainer rank r and engine rank r are on device r % devices; with one GPU, several devices are test/gpu/one_gpu.c's (in LD_PRELOAD).
+Ends with the times of each version's push; exit code 1 where an element is wrong.
 """
 import argparse
 import json
@@ -62,14 +62,15 @@ def imports():
     return torch, reshard
 
 
-def trainer(rank, socket, store, mib, times):
+def trainer(rank, device, socket, store, mib, times):
     torch, reshard = imports()
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(device)
     mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("fsdp",))
+    torch.cuda.set_device(device)
     parameters = {}
     for name, (shape, dtype, dim, _) in shapes(mib).items():
         here = torch.empty(part(shape, dim, rank)[1], dtype=getattr(torch, dtype), device="cuda")
@@ -78,7 +79,7 @@ def trainer(rank, socket, store, mib, times):
                                               shape=torch.Size(shape), stride=stride)
     client = reshard.Client(socket)
     layout = reshard.torch.layout("trainer", parameters)
-    worker = client.attach("m", "source", layout, rank, device=rank, live=reshard.torch.bind(client, layout, rank, parameters))
+    worker = client.attach("m", "source", layout, rank, device=device, live=reshard.torch.bind(client, layout, rank, parameters))
     for version in range(1, VERSIONS):
         for name, (shape, dtype, dim, _) in shapes(mib).items():
             parameters[name].to_local().copy_(values(torch, shape, dtype, *part(shape, dim, rank), version))
@@ -91,9 +92,9 @@ def trainer(rank, socket, store, mib, times):
     worker.detach()
 
 
-def engine(rank, socket, mib, receive, wrong, done):
+def engine(rank, device, socket, mib, receive, wrong, done):
     torch, reshard = imports()
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(device)
     layout = reshard.Layout(json.dumps({"name": "rollout", "ranks": RANKS, "meshes": [
         {"name": "tp", "shape": [RANKS], "ranks": list(range(RANKS))}], "tensors": [
         {"name": name, "shape": list(shape), "dtype": dtype, "mesh": "tp",
@@ -108,7 +109,7 @@ def engine(rank, socket, mib, receive, wrong, done):
     where = {"live": reshard.torch.bind(client, layout, rank, weights)}
     if receive == "staged":
         where["shadow"] = reshard.torch.bind(client, layout, rank, shadow)
-    worker = client.attach("m", "destination", layout, rank, device=rank, receive=receive, **where)
+    worker = client.attach("m", "destination", layout, rank, device=device, receive=receive, **where)
     stop = threading.Event()
 
     def resume(version):
@@ -125,25 +126,26 @@ def engine(rank, socket, mib, receive, wrong, done):
 
 def main():
     p = argparse.ArgumentParser()
+    p.add_argument("--devices", type=int, default=1)
     p.add_argument("--mib", type=int, default=16, help="of the largest tensor")
     p.add_argument("--expandable", action="store_true", help="torch's expandable segments (VMM) in the place of cudaMalloc")
     p.add_argument("--receive", default="staged", choices=["staged", "in_place"])
     a = p.parse_args()
-    preload = os.environ.pop("LD_PRELOAD", "")
+    if a.devices == 1:
+        os.environ.pop("LD_PRELOAD", None)
     if a.expandable:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="reshard-torch-"))
     socket = str(folder / "d.sock")
-    (folder / "d.conf").write_text(f"[daemon]\nnode = n0\nsocket = {socket}\nstate_dir = {folder}/state\n\n[devices]\ndevices = {RANKS}\n"
+    (folder / "d.conf").write_text(f"[daemon]\nnode = n0\nsocket = {socket}\nstate_dir = {folder}/state\n\n[devices]\ndevices = {a.devices}\n"
                                    "backend = cuda\ntransport = nccl\n")
     (folder / "state").mkdir()
     log = open(folder / "log", "w")
-    daemon = subprocess.Popen([BUILD / "reshardd", "--config", folder / "d.conf"], stdout=log, stderr=log,
-                              env=dict(os.environ, LD_PRELOAD=preload))
+    daemon = subprocess.Popen([BUILD / "reshardd", "--config", folder / "d.conf"], stdout=log, stderr=log)
     spawn = multiprocessing.get_context("spawn")
     wrong, done, times = spawn.Queue(), spawn.Queue(), spawn.Queue()
-    workers = [spawn.Process(target=trainer, args=(r, socket, str(folder / "store"), a.mib, times)) for r in range(RANKS)]
-    workers += [spawn.Process(target=engine, args=(r, socket, a.mib, a.receive, wrong, done)) for r in range(RANKS)]
+    workers = [spawn.Process(target=trainer, args=(r, r % a.devices, socket, str(folder / "store"), a.mib, times)) for r in range(RANKS)]
+    workers += [spawn.Process(target=engine, args=(r, r % a.devices, socket, a.mib, a.receive, wrong, done)) for r in range(RANKS)]
     failed = []
     try:
         for w in workers:
