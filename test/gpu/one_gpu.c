@@ -292,13 +292,15 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret, size_t bytes,
                                       : CUDA_ERROR_INVALID_DEVICE;
 }
 
+/* Others than the first are its peers. */
 CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *how, size_t n)
 {
     REAL(DRIVER, cuMemSetAccess)
     CUmemAccessDesc here = *how;
     here.location.id = 0;
-    if (n != 1 || !is_there(how->location.id))
-        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < n; i++)
+        if (!is_there(how[i].location.id))
+            return CUDA_ERROR_INVALID_VALUE;
     place_remove(p);
     place_add(p, bytes, how->location.id);
     return real_f(p, bytes, &here, 1);

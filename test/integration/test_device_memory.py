@@ -243,6 +243,11 @@ class HandedOver(unittest.TestCase):
             with self.refused(-1, "without a descriptor"):
                 c.hand_over(IPC, 4096, CUDA.uuid(0), 0, 1 << 16, fds=[fd])
             os.close(fd)
+
+    @on_standin  # one GPU shown as several does not know where another process has allocated
+    def test_a_vmm_allocation_on_another_gpu_than_it_is_said_to_be_on_is_refused(self):
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
             p, fd, handle = CUDA.vmm_new(1, VMM_GRANULE)
             with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "GPU 1"):  # whatever it was said to be on
                 self.worker(c, c.hand_over(VMM, 64 * 64 * 4, CUDA.uuid(0), 0, VMM_GRANULE, fds=[fd]))
