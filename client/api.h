@@ -48,6 +48,7 @@ struct api_hello {
     bool accept_automatically;
     uint64_t live_version, shadow_version, opened_version;
     uint64_t resume; /* worker id, or 0 */
+    bool asleep;     /* no segments, no pages, no versions */
     const uint64_t *segments;
     size_t n_segments;
 };
@@ -76,6 +77,7 @@ int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const
                enum reshard_phase *ret_phase, struct err *e);
 int api_ready(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t deadline_ns,
               struct err *e);
+int api_sleep(struct rpc_channel *c, uint64_t worker, uint64_t deadline_ns, struct err *e);
 int api_accept(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t attempt,
                bool reject, const char *reason, uint64_t deadline_ns, struct err *e);
 int api_apply(struct rpc_channel *c, uint64_t worker, uint64_t version, bool skip,

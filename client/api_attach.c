@@ -118,6 +118,7 @@ static int send_hello(struct rpc_stream *s, const struct api_hello *h, uint64_t 
     hello.layout_digest.len = 16;
     hello.layout_digest.data = (uint8_t *)(uintptr_t)h->digest;
     hello.rank = h->rank;
+    hello.asleep = h->asleep;
     hello.device = h->device;
     hello.receive = (Reshard__V1__Receive)h->receive;
     hello.accept_automatically = h->accept_automatically;

@@ -134,6 +134,14 @@ int api_ready(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t
                       deadline_ns, e);
 }
 
+int api_sleep(struct rpc_channel *c, uint64_t worker, uint64_t deadline_ns, struct err *e)
+{
+    Reshard__V1__SleepRequest m = RESHARD__V1__SLEEP_REQUEST__INIT;
+    m.worker = worker;
+    return call_empty(c, "/reshard.v1.Refit/Sleep", &m.base, &reshard__v1__sleep_reply__descriptor,
+                      deadline_ns, e);
+}
+
 int api_accept(struct rpc_channel *c, uint64_t worker, uint64_t version, uint64_t attempt,
                bool reject, const char *reason, uint64_t deadline_ns, struct err *e)
 {

@@ -358,7 +358,10 @@ static void worker_row(struct cmd_table *t, const json_t *w, bool with_node)
     number_cell(t, jnum(w, "pid"));
     cmd_table_cell(t, "%s", source ? "-" : jstr(w, "receive"));
     cmd_table_cell(t, "%s",
-                   source && strcmp(jstr(w, "state"), "gone") != 0 ? "-" : jstr(w, "state"));
+                   source && strcmp(jstr(w, "state"), "gone") != 0 &&
+                           strcmp(jstr(w, "state"), "asleep") != 0
+                       ? "-"
+                       : jstr(w, "state"));
     number_cell(t, jnum(w, "published"));
     number_cell(t, jnum(w, "held"));
     number_cell(t, jnum(w, "applied"));

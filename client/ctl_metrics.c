@@ -230,8 +230,8 @@ static const char *const phases[] = {"submitted", "planned",   "prepared", "tran
                                      "staged",    "accepting", "aborting", NULL};
 static const char *const tiers[] = {"landed", "total",   "network",         "domain",
                                     "device", "skipped", "network_minimum", NULL};
-static const char *const states[] = {"empty",       "current", "stale", "torn",
-                                     "uncommitted", "gone",    NULL};
+static const char *const states[] = {"empty",       "current", "stale",  "torn",
+                                     "uncommitted", "gone",    "asleep", NULL};
 
 static const struct family families[] = {
     {"reshard_info", "gauge", "What the daemon is; always 1.", write_info, NULL, NULL, NULL},

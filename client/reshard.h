@@ -279,6 +279,24 @@ RESHARD_API int reshard_attach(struct reshard_client *client, const struct resha
                                uint32_t timeout_ms, struct reshard_worker **ret_worker,
                                struct reshard_error *e);
 
+/* The engine is about to let the memory of its weights go: vLLM's sleep mode, SGLang's
+ * release_memory_occupation. Returns once the daemon has closed every mapping of the worker's memory; its
+ * segments may then be freed (reshard_segment_free, which takes VMM descriptors back too), and after that
+ * the memory unmapped. The lease stays. A refit in flight to the worker ends as at its death. The worker
+ * holds nothing until reshard_wake, and until then other calls on it are RESHARD_EPRECOND, as is
+ * reshard_submit where the policy needs its instance (of a source: always). Twice is fine. On any other
+ * result nothing may be unmapped: ask again. */
+RESHARD_API int reshard_sleep(struct reshard_worker *worker, uint32_t timeout_ms,
+                              struct reshard_error *e);
+
+/* The memory is back, in new segments on the same device: attaches the worker anew with these pieces
+ * (as in struct reshard_attach). It holds nothing yet and gets the newest committed version like any
+ * newcomer; reshard_worker_info.worker is another. RESHARD_EPRECOND: it is not asleep. On failure it
+ * sleeps on. */
+RESHARD_API int reshard_wake(struct reshard_worker *worker, const struct reshard_piece *live,
+                             size_t n_live, const struct reshard_piece *shadow, size_t n_shadow,
+                             uint32_t timeout_ms, struct reshard_error *e);
+
 /* Ends the lease, as the end of the process would. NULL is fine. */
 RESHARD_API void reshard_detach(struct reshard_worker *worker);
 

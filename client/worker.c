@@ -11,7 +11,7 @@
  *
  * The thread receives the stream's events, keeps the account of what the memory holds, and attaches
  * again where the stream breaks: with `resume` while the daemon still knows this client, else anew
- * with what the memory holds. reshard_attach makes the first attach on the caller's thread.
+ * with what the memory holds; a sleeper without memory (sleep.c). reshard_attach makes the first attach on the caller's thread.
  * Everything that changes is guarded by the worker's mutex; fields above it are set once. */
 #include <string.h>
 
@@ -20,56 +20,17 @@
 #include "client/api.h"
 #include "client/client.h"
 #include "client/cuda.h"
+#include "client/worker.h"
 #include "layout/layout.h"
 
 #include "base/banned.h"
 
 enum {
-    EVENTS_MOST = 4096,
     GOODBYE_MOST_MS = 1000,
     RECEIVE_MS = 250, /* how soon a link that another thread lost is noticed */
     LINK_MOST_MS = 500,
     ATTACH_MOST_MS = 30000,
     REFUSED_MOST_MS = 15000 /* an old lease of ours may take its grace time to end */
-};
-
-enum worker_state { WORKER_ATTACHED, WORKER_BROKEN, WORKER_OVER };
-
-struct worker_event {
-    enum reshard_event_type type;
-    uint64_t version, attempt;
-    char *reason; /* owned; NULL: none */
-};
-
-struct reshard_worker {
-    struct queue queue; /* in client.workers */
-    struct reshard_client *client;
-    char *model;
-    const struct layout *layout;
-    enum reshard_side side;
-    enum reshard_receive receive;
-    uint32_t rank, device;
-    bool accept_automatically;
-    struct reshard_segment **segments; /* distinct, in the order in which the pieces name them */
-    size_t n_segments;
-    struct api_pages pages;
-    pthread_t thread;
-    bool started;
-
-    pthread_mutex_t mutex;
-    pthread_cond_t changed; /* state, closing, events */
-    enum worker_state state;
-    bool closing;
-    struct link *link;         /* of the stream */
-    struct rpc_stream *stream; /* freed by the thread (or by detach after it has ended) */
-    uint64_t id;
-    uint64_t committed, held, applied, reattached;
-    uint64_t live_version, shadow_version; /* what to claim at the next attach */
-    uint64_t opened_version; /* Ready or Apply was said for it: live memory may be torn */
-    char *over_reason;
-    bool evicted;
-    struct worker_event *events; /* ring of EVENTS_MOST */
-    size_t first_event, n_events;
 };
 
 struct reshard_worker *worker_of_queue(struct queue *q)
@@ -136,6 +97,8 @@ static void account(struct reshard_worker *w, const struct reshard_event *ev)
         break;
     case RESHARD_EVENT_COMMITTED:
         w->committed = ev->version;
+        if (w->memory == NULL) /* it sleeps, and holds nothing */
+            break;
         if (w->held == ev->version || w->accept_automatically) /* else its instance was left out */
             account_whole(w, ev->version);
         account_received(w, ev->version);
@@ -181,19 +144,19 @@ static void take_attached(struct reshard_worker *w, struct link *l, struct rpc_s
 
 /* The daemon's ids of the worker's segments, as they are on `l`: RS_EUNAVAIL where the client has
  * gone on to another link meanwhile. */
-static int segment_ids(struct reshard_worker *w, struct link *l, uint64_t deadline_ns,
-                       uint64_t *ret_ids, struct err *e)
+static int segment_ids(struct reshard_worker *w, const struct worker_memory *m, struct link *l,
+                       uint64_t deadline_ns, uint64_t *ret_ids, struct err *e)
 {
     int r = client_connect_lock(w->client, deadline_ns, e);
     if (r != 0)
         return r;
-    for (size_t i = 0; i < w->n_segments; i++)
-        ret_ids[i] = w->segments[i]->id;
+    for (size_t i = 0; i < m->n_segments; i++)
+        ret_ids[i] = m->segments[i]->id;
     client_connect_unlock(w->client);
     return link_alive(l) ? 0 : err_set(e, RS_EUNAVAIL, "the daemon is gone");
 }
 
-static void hello_fill(struct reshard_worker *w, struct api_hello *h)
+static void hello_fill(struct reshard_worker *w, const struct worker_memory *m, struct api_hello *h)
 {
     pthread_mutex_lock(&w->mutex);
     h->live_version = w->live_version;
@@ -207,25 +170,30 @@ static void hello_fill(struct reshard_worker *w, struct api_hello *h)
     h->rank = w->rank;
     h->device = w->device;
     h->accept_automatically = w->accept_automatically;
-    h->n_segments = w->n_segments;
+    h->n_segments = m->n_segments;
 }
 
-/* One attach on `l`: the layout first, since a daemon with a new ledger does not know it. */
-static int attach_on(struct reshard_worker *w, struct link *l, uint64_t resume,
-                     uint64_t deadline_ns, struct rpc_stream **ret_stream, struct api_attached *ret,
-                     struct err *e)
+int worker_attach_on(struct reshard_worker *w, const struct worker_memory *m, struct link *l,
+                     uint64_t resume, uint64_t deadline_ns, struct rpc_stream **ret_stream,
+                     struct api_attached *ret, struct err *e)
 {
+    static const struct worker_memory none;
     uint8_t digest[16];
-    uint64_t *ids = mem_calloc(w->n_segments + 1, sizeof *ids);
+    bool asleep = m == NULL;
+    m = asleep ? &none : m;
+    uint64_t *ids = mem_calloc(m->n_segments + 1, sizeof *ids);
     if (ids == NULL)
         return err_set(e, RS_ENOMEM, "attach: out of memory");
-    int r = segment_ids(w, l, deadline_ns, ids, e);
+    int r = segment_ids(w, m, l, deadline_ns, ids, e);
     if (r == 0)
         r = api_put_layout(link_channel(l), w->layout, deadline_ns, digest, e);
-    struct api_hello hello = {.digest = digest, .resume = resume, .segments = ids};
-    hello_fill(w, &hello);
+    struct api_hello hello = {
+        .digest = digest, .resume = resume, .asleep = asleep, .segments = ids};
+    hello_fill(w, m, &hello);
+    if (asleep)
+        hello.live_version = hello.shadow_version = hello.opened_version = 0;
     if (r == 0)
-        r = api_attach(link_channel(l), &hello, &w->pages, deadline_ns, ret_stream, ret, e);
+        r = api_attach(link_channel(l), &hello, &m->pages, deadline_ns, ret_stream, ret, e);
     mem_free(ids);
     return r;
 }
@@ -244,9 +212,11 @@ static int try_attach(struct link *l, uint64_t worker, uint64_t deadline_ns, voi
     struct rpc_stream *s;
     struct api_attached a;
     uint64_t resume = l == t->resume_link ? t->resume : 0;
-    int r = attach_on(t->worker, l, resume, deadline_ns, &s, &a, e);
+    struct worker_memory *m = worker_memory_get(t->worker);
+    int r = worker_attach_on(t->worker, m, l, resume, deadline_ns, &s, &a, e);
     if (r == RS_ENOTFOUND && resume != 0) /* its grace time is over */
-        r = attach_on(t->worker, l, 0, deadline_ns, &s, &a, e);
+        r = worker_attach_on(t->worker, m, l, 0, deadline_ns, &s, &a, e);
+    worker_memory_put(t->worker, m);
     if (r != 0)
         return r;
     pthread_mutex_lock(&t->worker->mutex);
@@ -321,6 +291,22 @@ static bool worker_closing(struct reshard_worker *w)
     return closing;
 }
 
+/* What reshard_wake has brought, where it is under way; false: nothing. */
+static bool take_next(struct reshard_worker *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    while (w->waking && !w->closing)
+        pthread_cond_wait(&w->changed, &w->mutex);
+    bool got = w->next.stream != NULL && !w->closing;
+    if (got) {
+        struct worker_attached next = w->next;
+        w->next = (struct worker_attached){0};
+        take_attached(w, next.link, next.stream, &next.what);
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return got;
+}
+
 /* Looks for a daemon for a moment only, so that detaching never waits long for one. */
 static int attach_once(struct reshard_worker *w, struct attach_try *t, struct err *e)
 {
@@ -344,6 +330,8 @@ static bool attach_again(struct reshard_worker *w, struct attach_try *t)
     uint64_t refused_until = 0;
     for (unsigned n = 0; !worker_closing(w); n++) {
         struct err err = {0};
+        if (take_next(w))
+            return true;
         int r = attach_once(w, t, &err);
         if (r == 0) {
             pthread_mutex_lock(&w->mutex);
@@ -493,7 +481,9 @@ int reshard_publish(struct reshard_worker *w, uint64_t version,
                     struct reshard_error *e)
 {
     struct err err = {0};
-    int r = segments_synchronise(w->segments, w->n_segments, &err);
+    struct worker_memory *m = worker_memory_get(w);
+    int r = m != NULL ? segments_synchronise(m->segments, m->n_segments, &err) : 0;
+    worker_memory_put(w, m);
     if (r == 0)
         r = publish(w, (struct publish_try){version, NULL, expected, n_expected}, timeout_ms, &err);
     return client_give(e, r, &err);
@@ -625,29 +615,94 @@ int reshard_skip(struct reshard_worker *w, uint64_t version, uint32_t timeout_ms
 
 static uint32_t segment_number(const struct reshard_segment *s, void *arg)
 {
-    const struct reshard_worker *w = arg;
-    for (size_t i = 0; i < w->n_segments; i++)
-        if (w->segments[i] == s)
+    const struct worker_memory *m = arg;
+    for (size_t i = 0; i < m->n_segments; i++)
+        if (m->segments[i] == s)
             return (uint32_t)i;
     return UINT32_MAX; /* cannot be: collect_segments has seen every piece */
 }
 
-static int collect_segments(struct reshard_worker *w, const struct reshard_piece *pieces, size_t n,
-                            struct err *e)
+static int collect_segments(const struct reshard_client *c, struct worker_memory *m,
+                            const struct reshard_piece *pieces, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++) {
         struct reshard_segment *s = pieces[i].segment;
-        if (s == NULL || s->client != w->client)
+        if (s == NULL || s->client != c)
             return err_set(e, RS_EINVAL, "binding of tensor '%s': its segment is not this client's",
                            pieces[i].tensor != NULL ? pieces[i].tensor : "");
-        if (segment_number(s, w) != UINT32_MAX)
+        if (segment_number(s, m) != UINT32_MAX)
             continue;
-        size_t capacity = w->n_segments;
-        if (mem_grow((void **)&w->segments, &capacity, w->n_segments + 1, sizeof(void *)) != 0)
+        size_t capacity = m->n_segments;
+        if (mem_grow((void **)&m->segments, &capacity, m->n_segments + 1, sizeof(void *)) != 0)
             return err_set(e, RS_ENOMEM, "attach: out of memory");
-        w->segments[w->n_segments++] = s;
+        m->segments[m->n_segments++] = s;
     }
     return 0;
+}
+
+static void memory_free(struct worker_memory *m)
+{
+    api_pages_close(&m->pages);
+    mem_free(m->segments);
+    mem_free(m);
+}
+
+static void memory_is_used(struct reshard_client *c, const struct worker_memory *m, bool used)
+{
+    pthread_mutex_lock(&c->mutex);
+    for (size_t i = 0; i < m->n_segments; i++)
+        if (used)
+            m->segments[i]->n_users++;
+        else
+            m->segments[i]->n_users--;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+int worker_memory_new(struct reshard_client *c, const struct reshard_piece *live, size_t n_live,
+                      const struct reshard_piece *shadow, size_t n_shadow,
+                      struct worker_memory **ret, struct err *e)
+{
+    struct worker_memory *m = mem_zalloc(sizeof *m);
+    if (m == NULL)
+        return err_set(e, RS_ENOMEM, "attach: out of memory");
+    m->refs = 1;
+    int r = collect_segments(c, m, live, n_live, e);
+    if (r == 0)
+        r = collect_segments(c, m, shadow, n_shadow, e);
+    if (r == 0)
+        r = api_pages_add(&m->pages, false, live, n_live, segment_number, m, e);
+    if (r == 0)
+        r = api_pages_add(&m->pages, true, shadow, n_shadow, segment_number, m, e);
+    if (r != 0) {
+        memory_free(m);
+        return r;
+    }
+    memory_is_used(c, m, true);
+    *ret = m;
+    return 0;
+}
+
+struct worker_memory *worker_memory_get(struct reshard_worker *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    struct worker_memory *m = w->memory;
+    if (m != NULL)
+        m->refs++;
+    pthread_mutex_unlock(&w->mutex);
+    return m;
+}
+
+void worker_memory_put(struct reshard_worker *w, struct worker_memory *m)
+{
+    if (m == NULL)
+        return;
+    pthread_mutex_lock(&w->mutex);
+    bool last = --m->refs == 0;
+    pthread_mutex_unlock(&w->mutex);
+    if (!last)
+        return;
+    memory_is_used(w->client, m, false);
+    memory_free(m);
 }
 
 static int check_attach(const struct reshard_attach *a, struct err *e)
@@ -670,13 +725,15 @@ static void worker_free(struct reshard_worker *w)
 {
     rpc_stream_close(w->stream);
     link_unref(w->link);
-    api_pages_close(&w->pages);
+    if (w->next.stream != NULL)
+        rpc_stream_close(w->next.stream);
+    link_unref(w->next.link);
+    worker_memory_put(w, w->memory);
     for (; w->events != NULL && w->n_events > 0; w->n_events--) {
         mem_free(w->events[w->first_event].reason);
         w->first_event = (w->first_event + 1) % EVENTS_MOST;
     }
     mem_free(w->events);
-    mem_free(w->segments);
     mem_free(w->model);
     mem_free(w->over_reason);
     pthread_cond_destroy(&w->changed);
@@ -690,14 +747,7 @@ static int worker_fill(struct reshard_worker *w, const struct reshard_attach *a,
     w->events = mem_calloc(EVENTS_MOST, sizeof *w->events);
     if (w->model == NULL || w->events == NULL)
         return err_set(e, RS_ENOMEM, "attach: out of memory");
-    int r = collect_segments(w, a->live, a->n_live, e);
-    if (r == 0)
-        r = collect_segments(w, a->shadow, a->n_shadow, e);
-    if (r == 0)
-        r = api_pages_add(&w->pages, false, a->live, a->n_live, segment_number, w, e);
-    if (r == 0)
-        r = api_pages_add(&w->pages, true, a->shadow, a->n_shadow, segment_number, w, e);
-    return r;
+    return worker_memory_new(w->client, a->live, a->n_live, a->shadow, a->n_shadow, &w->memory, e);
 }
 
 static int worker_new(struct reshard_client *c, const struct reshard_attach *a,
@@ -731,12 +781,9 @@ static int worker_new(struct reshard_client *c, const struct reshard_attach *a,
     return 0;
 }
 
-/* The client's count of who uses a segment, and its list of workers. */
 static void worker_enlist(struct reshard_worker *w)
 {
     pthread_mutex_lock(&w->client->mutex);
-    for (size_t i = 0; i < w->n_segments; i++)
-        w->segments[i]->n_users++;
     queue_push(&w->client->workers, &w->queue);
     pthread_mutex_unlock(&w->client->mutex);
 }
@@ -744,8 +791,6 @@ static void worker_enlist(struct reshard_worker *w)
 static void worker_delist(struct reshard_worker *w)
 {
     pthread_mutex_lock(&w->client->mutex);
-    for (size_t i = 0; i < w->n_segments; i++)
-        w->segments[i]->n_users--;
     queue_remove(&w->queue);
     pthread_mutex_unlock(&w->client->mutex);
 }

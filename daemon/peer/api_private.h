@@ -58,6 +58,7 @@ struct api_report {
     union {
         Reshard__V1__AttachedEvent attached;
         Reshard__V1__LeftEvent left;
+        Reshard__V1__SleptEvent slept;
         Reshard__V1__PublishedEvent published;
         Reshard__V1__ReadyEvent ready;
         Reshard__V1__VerdictEvent verdict;

@@ -25,6 +25,7 @@ static void attached_fill(Reshard__V1__AttachedEvent *to, const struct node_repo
     to->uncommitted = ev->attached.uncommitted;
     to->uncommitted_content = ev->attached.uncommitted_content;
     to->tells_memory = ev->attached.tells_memory;
+    to->asleep = ev->attached.asleep;
     to->layout.data = (uint8_t *)(uintptr_t)r->layout;
     to->layout.len = sizeof r->layout;
     to->device = r->device;
@@ -137,7 +138,7 @@ static void cells_fill(Reshard__V1__CellPrints *to, const struct node_report *r,
     }
 }
 
-/* READY, VERDICT, APPLY, APPLIED, LEFT, MARK: what a worker or its client said. */
+/* READY, VERDICT, APPLY, APPLIED, LEFT, SLEPT, MARK: what a worker or its client said. */
 static void small_fill(struct api_report *a, const struct refit_event *ev, struct api_scratch *s)
 {
     switch (ev->type) {
@@ -148,6 +149,12 @@ static void small_fill(struct api_report *a, const struct refit_event *ev, struc
         a->left.worker = ev->left.worker;
         a->left.for_good = ev->left.for_good;
         a->left.reason = api_scratch_text(s, ev->left.reason);
+        break;
+    case REFIT_EV_SLEPT:
+        reshard__v1__slept_event__init(&a->slept);
+        a->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_SLEPT;
+        a->m.slept = &a->slept;
+        a->slept.worker = ev->left.worker;
         break;
     case REFIT_EV_READY:
         reshard__v1__ready_event__init(&a->ready);
@@ -210,6 +217,7 @@ static int event_fill(struct api_report *a, const struct node_report *r, uint64_
         published_fill(a, r, s);
         return 0;
     case REFIT_EV_LEFT:
+    case REFIT_EV_SLEPT:
     case REFIT_EV_READY:
     case REFIT_EV_VERDICT:
     case REFIT_EV_APPLY:
@@ -306,6 +314,7 @@ static int attached_read(const Reshard__V1__AttachedEvent *from, struct node_rep
     ev->attached.uncommitted = from->uncommitted;
     ev->attached.uncommitted_content = from->uncommitted_content;
     ev->attached.tells_memory = from->tells_memory;
+    ev->attached.asleep = from->asleep;
     memcpy(r->layout, from->layout.data, sizeof r->layout);
     r->device = from->device;
     r->pid = from->pid;
@@ -445,6 +454,10 @@ static int small_read(const Reshard__V1__NodeReport *m, struct refit_event *ev, 
         ev->left.worker = m->left->worker;
         ev->left.for_good = m->left->for_good;
         ev->left.reason = m->left->reason;
+        return 0;
+    case RESHARD__V1__NODE_REPORT__WHAT_SLEPT:
+        ev->type = REFIT_EV_SLEPT;
+        ev->left.worker = m->slept->worker;
         return 0;
     case RESHARD__V1__NODE_REPORT__WHAT_READY:
         ev->type = REFIT_EV_READY;

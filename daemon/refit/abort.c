@@ -292,14 +292,14 @@ static bool is_read(const struct refit *r, const struct refit_worker *w)
     return r->in_flight->phase.state >= REFIT_STAGED || refit_node(r, w->node)->sources_read;
 }
 
-void attempt_worker_lost(struct step *s, struct refit_worker *w)
+void attempt_worker_lost(struct step *s, struct refit_worker *w, const char *how)
 {
     struct refit *r = s->r;
     if (!w->taking_part || !attempt_chosen(r) || r->committing)
         return;
     if (!worker_accepts(w) && is_read(r, w))
         return;
-    const char *text = step_text(s, "%s left: %s", worker_name(s, w), w->gone_reason);
+    const char *text = step_text(s, "%s %s", worker_name(s, w), how);
     if (!worker_accepts(w)) {
         attempt_call_off(s, RS_EABORTED, text);
     } else if (r->in_flight->phase.state == REFIT_ACCEPTING) {

@@ -336,6 +336,11 @@ static bool all_there(struct step *s)
     if (v->kind == REFIT_KIND_CATCH_UP)
         return true; /* looked at when it was begun; what has gone since, choosing finds */
     r->feed_layout = attempt_sources_ready(r, v) ? NULL : feed_find(r, v, NULL);
+    const char *sleeper = sleep_forbids(s, v->policies, v->n_policies, r->feed_layout != NULL);
+    if (sleeper != NULL) { /* nobody knows when it wakes: no deadline is waited for */
+        attempt_call_off(s, RS_EPRECOND, sleeper);
+        return false;
+    }
     if (r->feed_layout == NULL) {
         ask_publish(s);
         if (!attempt_sources_ready(r, v))

@@ -130,7 +130,7 @@ void attempt_memory_committed(struct step *s, struct refit_worker *w, const stru
     const struct refit_instance *instance = worker_instance(w);
     if (instance->verdict == REFIT_REJECTED)
         w->skipped = v->version; /* it will not be applied there, so the next refit needn't wait */
-    else if (w->receive == REFIT_IN_PLACE && instance->verdict == REFIT_ACCEPTED) {
+    else if (w->receive == REFIT_IN_PLACE && instance->verdict == REFIT_ACCEPTED && !w->asleep) {
         w->applied = v->version;
         step_mark(s, v, "applied", worker_name(s, w), s->ev->now_ns);
     }

@@ -120,10 +120,13 @@ static void check_in_flight(const struct refit *r)
         rs_assert(!aborting_node && (attempt_chosen(r) || !part));
 }
 
-static void check_blamed(const struct refit *r)
+static void check_memory(const struct refit *r)
 {
-    foreach_worker (w, r)
+    foreach_worker (w, r) {
         rs_assert(w->blamed == 0 || w->held == 0);
+        rs_assert(!w->asleep || (w->held == 0 && w->applied == 0 && w->published == 0));
+        rs_assert(!w->asleep || w->applying == 0);
+    }
 }
 
 static void check_proven(const struct refit *r)
@@ -137,7 +140,7 @@ static void check_proven(const struct refit *r)
 void refit_check(const struct refit *r)
 {
     check_versions(r);
-    check_blamed(r);
+    check_memory(r);
     check_proven(r);
     check_in_flight(r);
     if (r->queued != NULL) {

@@ -171,7 +171,8 @@ void attempt_deadline(struct step *s);
 void attempt_node_silent(struct step *s, struct refit_node *n);
 void attempt_node_lost(struct step *s, struct refit_node *n);
 void attempt_node_expelled(struct step *s, const struct refit_node *n);
-void attempt_worker_lost(struct step *s, struct refit_worker *w);
+/* `how`: what has become of it, after its name. */
+void attempt_worker_lost(struct step *s, struct refit_worker *w, const char *how);
 
 /* --- feed.c --- */
 /* The destination layout with most instances that hold this version whole and can feed others;
@@ -225,6 +226,7 @@ int workers_layout(struct step *s);
 void refit_layout_free(struct refit_layout *l);
 int workers_attached(struct step *s);
 void workers_left(struct step *s);
+void workers_applying_ends(struct step *s, struct refit_worker *w, const char *text);
 void workers_published(struct step *s);
 void workers_publishing(struct step *s);
 void workers_ready(struct step *s);
@@ -297,5 +299,14 @@ static inline struct refit_version *version_of(struct queue *q)
 #define foreach_version(v, r)                                                                      \
     for (struct refit_version *v = version_of((r)->versions.next); &v->link != &(r)->versions;     \
          v = version_of(v->link.next))
+
+/* --- sleep.c --- */
+
+void sleep_begin(struct step *s, struct refit_worker *w);
+void sleep_event(struct step *s);
+/* NULL, or why a version can't be committed while workers sleep: names one that it needs, and the remedy. With an attempt's
+ * policies; `fed`: destination workers feed, no source is needed. */
+const char *sleep_forbids(struct step *s, const struct refit_policy *policies, uint32_t n_policies,
+                          bool fed);
 
 #endif

@@ -425,6 +425,9 @@ int queue_submit(struct step *s)
     if (!ended && (v->phase.state != REFIT_COMMITTED || v->version == r->committed))
         return submit_known(s, v);
     why = submit_too_late(s);
+    if (why == NULL)
+        why = sleep_forbids(s, s->ev->submit.policies, s->ev->submit.n_policies,
+                            v != NULL && feed_find(r, v, NULL) != NULL);
     if (why != NULL)
         return refuse(s, RS_EPRECOND, why);
     struct parcel p;

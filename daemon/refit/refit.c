@@ -446,6 +446,9 @@ static int dispatch(struct step *s)
     case REFIT_EV_LEFT:
         workers_left(s);
         break;
+    case REFIT_EV_SLEPT:
+        sleep_event(s);
+        break;
     case REFIT_EV_PUBLISHED:
         workers_published(s);
         break;

@@ -31,7 +31,7 @@
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
  * supersede, abort), attempt.c (from gathering to STAGED), commit.c and abort.c (its ends), feed.c
  * (who feeds whom where the trainer can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost,
- * drained), workers.c (attach, publish, ready, verdict, apply), words.c (fitness, what is missing,
+ * drained), workers.c (attach, publish, ready, verdict, apply), sleep.c (workers without memory), words.c (fitness, what is missing,
  * states), restore.c; and member.h, member.c (a node's part). Thread: one (the loop). */
 #ifndef RS_REFIT_REFIT_H
 #define RS_REFIT_REFIT_H
@@ -129,7 +129,8 @@ enum refit_worker_state {
     REFIT_WORKER_STALE,
     REFIT_WORKER_TORN,
     REFIT_WORKER_UNCOMMITTED,
-    REFIT_WORKER_GONE
+    REFIT_WORKER_GONE,
+    REFIT_WORKER_ASLEEP
 };
 
 const char *refit_phase_name(int phase); /* "SUBMITTED" … */
@@ -219,6 +220,9 @@ struct refit_worker {
     bool accept_automatically;
     bool gone; /* the lease ended; kept so that what is missing has a name, until its rank attaches
                   again or it leaves for good */
+    /* Its engine has let its weights' memory go (a sleep mode); its lease stands. It holds nothing, takes no part, and no
+     * attempt waits for it: who needs it is refused. It ends when its rank attaches anew on the same node. */
+    bool asleep;
     bool leaving; /* gone for good, kept only until the attempt in flight lets its memory go */
     char gone_reason[128];
     /* sources */
@@ -398,7 +402,10 @@ enum refit_event_type {
     /* refit_publish_check has said 0 to a worker (`published.worker`, `.version`): from now on its memory is
      * not what it had published before. To be given where PUBLISHED may be lost on its way: a newcomer
      * would be fed from it. */
-    REFIT_EV_PUBLISHING
+    REFIT_EV_PUBLISHING,
+    /* `left.worker` has no memory any more, or will not have it: what it takes part in ends as if it had left. It stays
+     * known, see refit_worker.asleep. Replied: 0, RS_ENOTFOUND. Twice is fine. */
+    REFIT_EV_SLEPT
 };
 
 /* What stands in an event is borrowed for the step. Events of an older attempt, from unknown
@@ -460,6 +467,7 @@ struct refit_event {
             /* Of a worker that is known and not gone: a node that has joined again tells what its memory
              * holds now (live, shadow, torn, uncommitted), which is believed instead of what is known. */
             bool tells_memory;
+            bool asleep; /* it has no memory: as by SLEPT */
             /* replied, then told what it may have missed: 0, RS_EEXIST (that rank is attached), RS_ENOTFOUND layout, RS_EINVAL,
              * RS_EEXHAUSTED, RS_EUNAVAIL (its memory is still in use, its node is drained); values: version = committed, attempt = held, value = applied */
         } attached;

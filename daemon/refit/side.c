@@ -219,6 +219,9 @@ int side_rehearse(struct step *s)
             s, RS_EPRECOND,
             step_text(s, "a rehearsal borrows a number that no version has had; %llu is taken",
                       ULL(ev->submit.version)));
+    why = sleep_forbids(s, ev->submit.policies, ev->submit.n_policies, false);
+    if (why != NULL)
+        return refuse(s, RS_EPRECOND, why);
     struct parcel p;
     if (parcel_make(ev, &p) != 0)
         return RS_ENOMEM;

@@ -62,6 +62,8 @@ static const char *rank_lacks(const struct refit *r, const struct refit_version 
         return "never attached";
     if (w->gone)
         return w->gone_reason[0] == '\0' ? "gone" : w->gone_reason;
+    if (w->asleep)
+        return "asleep: wake it up";
     const struct refit_node *n = refit_node(r, w->node);
     *ret_later = !n->expelled;
     if (n->expelled)
@@ -122,6 +124,8 @@ static const char *source_lacks(const struct refit *r, const struct refit_versio
         return "never attached";
     if (w->gone)
         return w->gone_reason[0] == '\0' ? "gone" : w->gone_reason;
+    if (w->asleep)
+        return "asleep: wake it up";
     if (w->published != v->version)
         return "has not published this version";
     if (w->released)
@@ -306,14 +310,17 @@ const char *missing_text(struct step *s, const struct refit_version *v)
 
 const char *refit_worker_state_name(int state)
 {
-    static const char *const names[] = {"empty", "current", "stale", "torn", "uncommitted", "gone"};
-    return state >= 0 && state <= REFIT_WORKER_GONE ? names[state] : "unknown";
+    static const char *const names[] = {"empty",       "current", "stale", "torn",
+                                        "uncommitted", "gone",    "asleep"};
+    return state >= 0 && state <= REFIT_WORKER_ASLEEP ? names[state] : "unknown";
 }
 
 enum refit_worker_state refit_worker_state(const struct refit *r, const struct refit_worker *w)
 {
     if (w->gone)
         return REFIT_WORKER_GONE;
+    if (w->asleep)
+        return REFIT_WORKER_ASLEEP;
     if (w->torn)
         return REFIT_WORKER_TORN;
     if (w->receive == REFIT_IN_PLACE && w->held != 0 && w->applied != w->held)
@@ -326,7 +333,7 @@ enum refit_worker_state refit_worker_state(const struct refit *r, const struct r
 const char *refit_worker_doing(const struct refit *r, const struct refit_worker *w)
 {
     const struct refit_version *v = r->in_flight;
-    if (w->gone)
+    if (w->gone || w->asleep)
         return "";
     if (w->applying != 0)
         return "applying";
@@ -386,12 +393,13 @@ bool refit_worker_busy(const struct refit *r, const struct refit_worker *w)
     return phase >= REFIT_PLANNED && phase < REFIT_STAGED;
 }
 
-/* Which of two states is worse to serve from: gone, torn, uncommitted, empty, stale, current. */
+/* Which of two states is worse to serve from: gone, asleep, torn, uncommitted, empty, stale, current. */
 static int badness(enum refit_worker_state state)
 {
     static const int of[] = {
         [REFIT_WORKER_CURRENT] = 0,     [REFIT_WORKER_STALE] = 1, [REFIT_WORKER_EMPTY] = 2,
-        [REFIT_WORKER_UNCOMMITTED] = 3, [REFIT_WORKER_TORN] = 4,  [REFIT_WORKER_GONE] = 5};
+        [REFIT_WORKER_UNCOMMITTED] = 3, [REFIT_WORKER_TORN] = 4,  [REFIT_WORKER_ASLEEP] = 5,
+        [REFIT_WORKER_GONE] = 6};
     return of[state];
 }
 

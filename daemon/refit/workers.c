@@ -224,7 +224,8 @@ static int attach_fault(struct step *s, const struct refit_layout *l, const char
         return RS_EINVAL;
     }
     const struct refit_worker *there = l->worker_of_rank[ev->attached.rank];
-    if (there != NULL && !there->gone) {
+    bool wakes = there != NULL && there->asleep && there->node == ev->attached.node;
+    if (there != NULL && !there->gone && !wakes) {
         *ret_text = step_text(s,
                               "%.256s/rank %u is attached already (worker %016llx); it must end "
                               "or be evicted first",
@@ -359,8 +360,10 @@ int workers_attached(struct step *s)
     struct refit_worker *w = refit_find_worker(r, ev->attached.worker);
     if (w != NULL && !w->gone) { /* resumed */
         if (ev->attached.tells_memory && w->layout->side == REFIT_DESTINATION &&
-            !refit_worker_busy(r, w))
+            !refit_worker_busy(r, w) && !w->asleep)
             fill_memory(w, r, ev);
+        if (ev->attached.asleep)
+            sleep_begin(s, w);
         reply_attached(s, w);
         tell_missed(s, w);
         return 0;
@@ -391,6 +394,8 @@ int workers_attached(struct step *s)
     l->worker_of_rank[w->rank] = w;
     l->wanted = true;
     r->epoch_stale = true;
+    if (ev->attached.asleep)
+        sleep_begin(s, w);
     reply_attached(s, w);
     tell_missed(s, w);
     return 0;
@@ -403,6 +408,12 @@ void workers_unwant(struct refit *r, struct refit_layout *l)
         if (w->layout == l && !w->leaving)
             return;
     l->wanted = false;
+}
+
+void workers_applying_ends(struct step *s, struct refit_worker *w, const char *text)
+{
+    step_answer(s, WAITER_APPLY, w->id, RS_ECANCELED, text, 0);
+    w->applying = 0;
 }
 
 void workers_left(struct step *s)
@@ -420,9 +431,8 @@ void workers_left(struct step *s)
         (void)snprintf(w->gone_reason, sizeof w->gone_reason, "%s",
                        s->ev->left.reason == NULL ? "" : s->ev->left.reason);
         r->epoch_stale = true;
-        step_answer(s, WAITER_APPLY, w->id, RS_ECANCELED, "the worker's lease is over", 0);
-        w->applying = 0;
-        attempt_worker_lost(s, w);
+        workers_applying_ends(s, w, "the worker's lease is over");
+        attempt_worker_lost(s, w, step_text(s, "left: %s", w->gone_reason));
     }
     if (w->leaving)
         workers_unwant(r, w->layout);
@@ -449,6 +459,9 @@ int refit_publish_check(const struct refit *r, uint64_t worker, uint64_t version
         return err_set(e, RS_ENOTFOUND, "no such worker");
     if (w->layout->side != REFIT_SOURCE)
         return err_set(e, RS_EPRECOND, "%.256s/rank %u is a destination: only sources publish",
+                       w->layout->name, w->rank);
+    if (w->asleep)
+        return err_set(e, RS_EPRECOND, "%.256s/rank %u is asleep: wake it up, then publish",
                        w->layout->name, w->rank);
     if (version == 0 || version > REFIT_VERSION_MAX)
         return err_set(e, RS_EINVAL, "versions are 1 … 9223372036854775807");
@@ -507,6 +520,8 @@ static struct refit_worker *destination(struct step *s, uint64_t worker)
         refuse(s, RS_ENOTFOUND, "no such worker");
     else if (w->layout->side != REFIT_DESTINATION)
         refuse(s, RS_EPRECOND, "that worker is a source");
+    else if (w->asleep)
+        refuse(s, RS_EPRECOND, "this worker is asleep: wake it up first");
     else
         return w;
     return NULL;

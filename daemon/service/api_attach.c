@@ -137,6 +137,7 @@ static int hello_take(struct attach *x, const Reshard__V1__AttachHello *h, struc
                                  .live_version = h->live_version,
                                  .shadow_version = h->shadow_version,
                                  .opened_version = h->opened_version,
+                                 .asleep = h->asleep,
                                  .resume = h->resume,
                                  .segments = h->segments,
                                  .n_segments = h->n_segments};

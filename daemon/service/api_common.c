@@ -160,6 +160,7 @@ static const struct rpc_method methods[] = {
     UNARY("Refit", "Ready", api_ready, API_SMALL_REQUEST_BYTES),
     UNARY("Refit", "Accept", api_accept, API_SMALL_REQUEST_BYTES),
     UNARY("Refit", "Apply", api_apply, API_SMALL_REQUEST_BYTES),
+    UNARY("Refit", "Sleep", api_sleep, API_SMALL_REQUEST_BYTES),
     UNARY("Refit", "Mark", api_mark, API_SMALL_REQUEST_BYTES),
     {.path = "/reshard.v1.Refit/GetCommitted",
      .kind = RPC_UNARY,

@@ -83,6 +83,7 @@ void api_publish(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_submit(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_ready(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_accept(struct rpc_call *call, const void *data, size_t n_bytes);
+void api_sleep(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_apply(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_mark(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_poll_open(struct rpc_call *call);

@@ -1,4 +1,4 @@
-/* Publish, Submit, Ready, Accept, Apply, Mark, Abort, Evict, Drain. */
+/* Publish, Submit, Ready, Accept, Apply, Sleep, Mark, Abort, Evict, Drain. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -123,6 +123,27 @@ static int submit(struct api_call *c, void *request, struct err *e)
 void api_submit(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     api_unary(call, data, n_bytes, &reshard__v1__submit_request__descriptor, true, submit);
+}
+
+/* --- Sleep -------------------------------------------------------------------------------------- */
+
+static void sleep_done(struct waiter *w, const struct op_reply *reply)
+{
+    Reshard__V1__SleepReply m = RESHARD__V1__SLEEP_REPLY__INIT;
+    if (!failed(call_of(w), reply))
+        api_finish(call_of(w)->call, &m.base);
+}
+
+static int put_to_sleep(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__SleepRequest *q = request;
+    c->waiter.done = sleep_done;
+    return op_sleep(c->service, c->client, q->worker, &c->waiter, e);
+}
+
+void api_sleep(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__sleep_request__descriptor, true, put_to_sleep);
 }
 
 /* --- Ready, Accept, Apply, Mark ------------------------------------------------------------------ */

@@ -56,6 +56,10 @@ static int hello_check(struct service *s, const struct attach_hello *h,
                        "a %s %s; destinations receive STAGED or IN_PLACE, sources nothing",
                        side_name(h->side),
                        h->side == REFIT_SOURCE ? "does not receive" : "must say how it receives");
+    if (h->asleep && (h->n_segments > 0 || h->live_version != 0 || h->shadow_version != 0 ||
+                      h->opened_version != 0))
+        return err_set(e, RS_EINVAL,
+                       "a worker that is asleep has no segments and holds no version");
     if (h->n_segments > SEGMENT_MAX_PER_WORKER)
         return err_set(e, RS_EEXHAUSTED, "%zu segments: a worker has at most %d; use one per arena",
                        h->n_segments, SEGMENT_MAX_PER_WORKER);
@@ -64,14 +68,14 @@ static int hello_check(struct service *s, const struct attach_hello *h,
     return 0;
 }
 
-/* Who has that rank now; NULL: nobody. */
-static struct lease *rank_owner(struct service *s, const struct attach_hello *h, bool attaching)
+/* Who has that rank now; NULL: nobody, but for a sleeper of this client's own, who wakes by attaching anew. */
+static struct lease *rank_owner(struct service *s, uint64_t client, const struct attach_hello *h)
 {
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        bool counts = l->life == LEASE_LIVE || l->life == LEASE_GRACE ||
-                      (attaching && l->life == LEASE_ATTACHING);
-        if (counts && l->side == h->side && l->rank == h->rank &&
+        bool counts = l->life == LEASE_LIVE || l->life == LEASE_GRACE || l->life == LEASE_ATTACHING;
+        bool sleeps = l->asleep && l->life != LEASE_ATTACHING && l->client == client;
+        if (counts && !sleeps && l->side == h->side && l->rank == h->rank &&
             strcmp(l->model->name, h->model) == 0 &&
             strcmp(l->layout->layout->name, h->layout_name) == 0)
             return l;
@@ -83,7 +87,7 @@ static struct lease *rank_owner(struct service *s, const struct attach_hello *h,
 static int rank_claim(struct service *s, uint64_t client, const struct attach_hello *h,
                       struct err *e)
 {
-    struct lease *owner = rank_owner(s, h, true);
+    struct lease *owner = rank_owner(s, client, h);
     if (owner != NULL && owner->client == client && owner->life == LEASE_GRACE) {
         lease_end(owner, false, RS_EABORTED, "the same client attached anew");
         leases_sweep(s);
@@ -204,6 +208,7 @@ static struct lease *lease_new(struct service *s, struct model *m,
                         .rank = h->rank,
                         .device = h->device,
                         .receive = h->receive,
+                        .asleep = h->asleep,
                         .accept_automatically = h->accept_automatically,
                         .claims_live = h->live_version,
                         .claims_shadow = h->shadow_version,
@@ -301,6 +306,13 @@ int op_attach_done(struct attach_stream *st, struct err *e)
         attach_tell(l);
         return 0;
     }
+    if (l->asleep && l->n_pieces[WIRE_LIVE] + l->n_pieces[WIRE_SHADOW] > 0)
+        return err_set(e, RS_EINVAL, "a worker that is asleep has no bindings");
+    l->done = true;
+    if (l->asleep) {
+        attach_tell(l);
+        return 0;
+    }
     int r = lease_check_bindings(l, after_check, e);
     l->done = r == 0;
     return r;
@@ -326,6 +338,20 @@ static void contents_settle(struct lease *l, uint64_t held, uint64_t applied)
     }
 }
 
+/* The sleeper of this rank has woken up by the attach of `l`. */
+static void sleeper_end(const struct lease *l)
+{
+    struct service *s = l->service;
+    queue_foreach_safe (q, tmp, &s->leases) {
+        struct lease *old = container_of(q, struct lease, in);
+        if (old != l && old->asleep && (old->life == LEASE_LIVE || old->life == LEASE_GRACE) &&
+            old->client == l->client && old->model == l->model && old->side == l->side &&
+            old->rank == l->rank && strcmp(old->layout->layout->name, l->layout->layout->name) == 0)
+            lease_end(old, false, RS_EABORTED, "it has woken up and attached anew");
+    }
+    leases_sweep(s);
+}
+
 static void on_attached(struct waiter *w, const struct op_reply *reply)
 {
     struct lease *l = container_of(w, struct lease, waiter);
@@ -333,7 +359,8 @@ static void on_attached(struct waiter *w, const struct op_reply *reply)
         attach_fail(l, reply->code, reply->text);
         return;
     }
-    const char *how = l->known ? "attached again" : "attached";
+    const char *how = l->known ? "attached again" : l->asleep ? "attached, asleep," : "attached";
+    sleeper_end(l);
     if (!l->known && l->side == REFIT_DESTINATION)
         contents_settle(l, reply->attempt, reply->value);
     l->known = true;
@@ -363,6 +390,7 @@ static struct node_report attached_report(const struct lease *l)
                                                    .receive = l->receive,
                                                    .accept_automatically = l->accept_automatically,
                                                    .torn = l->torn,
+                                                   .asleep = l->asleep,
                                                    .waits_for = l->waits_for}},
                             .device = l->device,
                             .pid = l->pid,

@@ -155,7 +155,7 @@ void leases_rebind(struct service *s)
     s->n_rebinding = 0;
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        l->rebinding = is_live(l);
+        l->rebinding = is_live(l) && !l->asleep;
         s->n_rebinding += l->rebinding;
     }
     if (s->n_rebinding == 0)
@@ -222,7 +222,7 @@ static void applied(struct lease *l, int code, const char *text)
     r.event.applied.version = l->apply_version;
     r.event.applied.code = code;
     r.event.applied.text = text;
-    l->torn = code != 0;
+    l->torn = code != 0 && !l->asleep;
     (void)node_tell(l->service, &r); /* without a session it is told when there is one again */
     leases_sweep(l->service);
     peers_quiet(l->service->peers);
@@ -245,7 +245,7 @@ static int applied_check(struct lease *l, struct wire_packet *packet, struct err
                     layout->tensors[t].name, layout->name, l->rank, table[t], l->sums[t]);
         break;
     }
-    if (r == 0)
+    if (r == 0 && !l->asleep)
         l->content[WIRE_LIVE] =
             (struct memory_content){.version = l->apply_version,
                                     .fold = held_fold(table, layout->n_tensors),
@@ -298,6 +298,14 @@ static void stream_end(struct lease *l, bool evicted, int code, const char *text
     st->end(st, evicted, code, text);
 }
 
+static void sleep_ended(struct lease *l, int code, const char *text)
+{
+    uint64_t cookie = l->sleep_cookie;
+    l->sleep_cookie = 0;
+    if (cookie != 0)
+        service_answer(l->service, cookie, code, text);
+}
+
 void lease_end(struct lease *l, bool for_good, int code, const char *reason)
 {
     bool attached = l->life != LEASE_ATTACHING;
@@ -314,6 +322,7 @@ void lease_end(struct lease *l, bool for_good, int code, const char *reason)
     if (l->publishing != NULL)
         lease_publish_refuse(l, RS_EABORTED, reason);
     waiter_forget(&l->waiter);
+    sleep_ended(l, RS_EABORTED, reason);
     for (uint32_t i = 0; i < l->n_segments; i++)
         segment_unuse(l->segments[i]);
     if (!l->mapped) /* the segments may be freed from here on */
@@ -375,15 +384,74 @@ static bool lease_busy(const struct lease *l)
     return link_waits(&l->apply) || part_uses(l->model->part, l);
 }
 
+/* --- sleep -------------------------------------------------------------------------------------- */
+
+static void contents_forget(struct lease *l)
+{
+    l->content[WIRE_LIVE] = l->content[WIRE_SHADOW] = (struct memory_content){0};
+    l->held = l->applied = l->waits_for = l->opened = 0;
+    l->torn = false;
+    publication_unref(l->published);
+    l->published = NULL;
+    mem_free(l->sums);
+    l->sums = NULL;
+    l->sums_version = 0;
+}
+
+static void sleep_begin(struct lease *l)
+{
+    log_info("model %s: layout %s rank %u goes to sleep: worker %016" PRIx64, l->model->name,
+             l->layout->layout->name, l->rank, l->id);
+    l->asleep = true;
+    link_forget(l->service->link, &l->bind);
+    link_forget(l->service->link, &l->publish);
+    waiter_forget(&l->ask);
+    if (l->publishing != NULL)
+        lease_publish_refuse(l, RS_EABORTED, "the worker has gone to sleep");
+    contents_forget(l);
+    l->bound = false;
+    struct node_report r = lease_report(l, REFIT_EV_SLEPT);
+    r.event.left.worker = l->id;
+    (void)node_tell(l->service, &r); /* without a session it is told when there is one again */
+    rebind_ended(l);
+}
+
+void lease_sleep(struct lease *l, struct waiter *w)
+{
+    struct service *s = l->service;
+    sleep_ended(l, RS_ECANCELED, "it was asked again");
+    l->sleep_cookie = waiter_add(s, w);
+    if (!l->asleep)
+        sleep_begin(l);
+    leases_sweep(s);
+}
+
+/* Nothing of it is mapped any more: its segments may be taken back. */
+static void slept(struct lease *l)
+{
+    for (uint32_t i = 0; i < l->n_segments; i++)
+        segment_unuse(l->segments[i]);
+    l->n_segments = 0;
+    l->segment_bytes = 0;
+    sleep_ended(l, 0, "");
+}
+
+/* --- what nobody needs any more ----------------------------------------------------------------- */
+
 void leases_sweep(struct service *s)
 {
     queue_foreach_safe (q, tmp, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        if (l->life != LEASE_LEAVING || l->job)
+        bool leaving = l->life == LEASE_LEAVING;
+        if ((!leaving && !l->asleep) || l->job)
             continue;
         if (l->mapped && !s->stopping) {
             if (!l->waits_unbind && link_state(s->link) == LINK_READY && !lease_busy(l))
                 unbind_send(l);
+            continue;
+        }
+        if (!leaving) {
+            slept(l);
             continue;
         }
         lease_unmapped(l);

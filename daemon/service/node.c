@@ -110,9 +110,9 @@ static void on_lease_order(struct service *s, const struct node_order *o)
     if (l == NULL)
         return; /* its end has been told already */
     if (o->type == NODE_ORDER_APPLY) {
-        if (o->data_plane == 0 || o->data_plane == link_child(s->link))
-            lease_apply(
-                l, o->version); /* one for a data plane that has died since was answered with it */
+        /* One for a data plane that has died since was answered with it, one for a sleeper with SLEPT. */
+        if (!l->asleep && (o->data_plane == 0 || o->data_plane == link_child(s->link)))
+            lease_apply(l, o->version);
     } else if (o->type == NODE_ORDER_TELL)
         on_tell(l, o);
     else

@@ -156,6 +156,17 @@ static int lease_own(struct service *s, uint64_t client, uint64_t worker, struct
     return 0;
 }
 
+/* … that has memory. */
+static int lease_awake(struct service *s, uint64_t client, uint64_t worker, struct lease **ret,
+                       struct err *e)
+{
+    int r = lease_own(s, client, worker, ret, e);
+    if (r == 0 && (*ret)->asleep)
+        r = err_set(e, RS_EPRECOND,
+                    "worker %016" PRIx64 " is asleep: wake it up, that is, attach it anew", worker);
+    return r;
+}
+
 static struct node_report report_of(const struct lease *l, enum refit_event_type type)
 {
     return (struct node_report){
@@ -167,7 +178,7 @@ int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t ver
                struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
-    int r = lease_own(s, client, worker, &l, e);
+    int r = lease_awake(s, client, worker, &l, e);
     return r != 0 ? r : lease_publish(l, version, event, expected, n_expected, w, e);
 }
 
@@ -175,7 +186,7 @@ int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
              struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
-    int r = lease_own(s, client, worker, &l, e);
+    int r = lease_awake(s, client, worker, &l, e);
     if (r != 0)
         return r;
     struct node_report report = report_of(l, REFIT_EV_READY);
@@ -189,7 +200,7 @@ int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t vers
               uint64_t attempt, bool accept, const char *reason, struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
-    int r = lease_own(s, client, worker, &l, e);
+    int r = lease_awake(s, client, worker, &l, e);
     if (r != 0)
         return r;
     struct node_report report = report_of(l, REFIT_EV_VERDICT);
@@ -209,7 +220,7 @@ int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
              struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
-    int r = lease_own(s, client, worker, &l, e);
+    int r = lease_awake(s, client, worker, &l, e);
     if (r != 0)
         return r;
     if (!skip && !l->bound)
@@ -219,6 +230,15 @@ int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
     report.event.apply.version = version;
     report.event.apply.skip = skip;
     return node_ask(s, &report, w, e);
+}
+
+int op_sleep(struct service *s, uint64_t client, uint64_t worker, struct waiter *w, struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    if (r == 0)
+        lease_sleep(l, w);
+    return r;
 }
 
 int op_mark(struct service *s, uint64_t client, const char *model, uint64_t version,

@@ -73,6 +73,7 @@ struct attach_hello {
     enum refit_receive receive;
     bool accept_automatically;
     uint64_t live_version, shadow_version, opened_version;
+    bool asleep; /* no segments, no pieces, no versions */
     uint64_t resume;
     const uint64_t *segments;
     size_t n_segments;
@@ -113,6 +114,9 @@ int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t vers
               uint64_t attempt, bool accept, const char *reason, struct waiter *w, struct err *e);
 int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t version, bool skip,
              struct waiter *w, struct err *e);
+/* The worker has no memory from now on; done runs once nothing of it is mapped here. A repeated call ends the one before
+ * (RS_ECANCELED). */
+int op_sleep(struct service *s, uint64_t client, uint64_t worker, struct waiter *w, struct err *e);
 /* worker 0: not a worker's. */
 int op_mark(struct service *s, uint64_t client, const char *model, uint64_t version,
             const char *name, uint64_t worker, struct waiter *w, struct err *e);

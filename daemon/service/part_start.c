@@ -123,7 +123,7 @@ static int folds_keep(struct part *p, struct landed_job *j)
         return RS_ENOMEM;
     for (uint32_t i = 0; i < program->n_places; i++) {
         struct lease *l = j->sums[i] == NULL ? NULL : part_place_lease(p, i);
-        if (l == NULL)
+        if (l == NULL || l->asleep)
             continue;
         if (j->mode != COMPARE_FULL) {
             content_keep(p, l, 0);
@@ -249,7 +249,7 @@ static void memory_open(struct part *p)
         struct lease *l = x->layout != 0 && !x->held && x->node == p->model->service->node
                               ? lease_find(p->model->service, x->worker)
                               : NULL;
-        if (l == NULL)
+        if (l == NULL || l->asleep)
             continue;
         l->content[part_receiving(l)] = (struct memory_content){0};
         l->torn = l->torn || part_receiving(l) == WIRE_LIVE;

@@ -408,6 +408,7 @@ static uint64_t worker_of(const struct refit_event *ev)
 {
     switch (ev->type) {
     case REFIT_EV_LEFT:
+    case REFIT_EV_SLEPT:
         return ev->left.worker;
     case REFIT_EV_PUBLISHED:
         return ev->published.worker;
@@ -468,6 +469,11 @@ static void on_event(struct decider *d, uint32_t node, const struct node_report 
     switch (ev.type) {
     case REFIT_EV_LEFT:
         on_left(d, node, r);
+        break;
+    case REFIT_EV_SLEPT:
+        entry->segment_bytes = 0;
+        landed_drop(&d->landed, node);
+        event_give(d, node, &ev, 0);
         break;
     case REFIT_EV_PUBLISHED:
         on_published(d, node, r, entry);

@@ -26,6 +26,7 @@ static const struct rule {
     {"/reshard.v1.Refit/Ready", ROLE_INFERENCE, true},
     {"/reshard.v1.Refit/Accept", ROLE_INFERENCE, true},
     {"/reshard.v1.Refit/Apply", ROLE_INFERENCE, true},
+    {"/reshard.v1.Refit/Sleep", WORKER, true},
     {"/reshard.v1.Refit/Mark", ALL, true},
     {"/reshard.v1.Admin/Versions", ROLE_OPERATOR, false},
     {"/reshard.v1.Admin/Timeline", ROLE_OPERATOR, false},

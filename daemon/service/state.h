@@ -115,6 +115,8 @@ struct lease {
     uint64_t waits_for;                  /* see REFIT_EV_ATTACHED */
     uint64_t held, applied;              /* by the decider's last word */
     bool torn;                           /* live memory is partly written */
+    bool asleep; /* it has no memory: what is still mapped is let go as soon as nothing uses it */
+    uint64_t sleep_cookie; /* of who waits for that; 0: nobody */
     struct segment **segments;
     uint32_t n_segments;
     uint64_t segment_bytes;
@@ -203,6 +205,8 @@ struct lease *lease_find(struct service *s, uint64_t id);
 void lease_apply(struct lease *l, uint64_t version);
 /* The lease ends: tells the coordinator, ends the stream with that code and text, lets the memory go. */
 void lease_end(struct lease *l, bool for_good, int code, const char *reason);
+/* Its memory is let go; w ends when it is. Told by SLEPT. Twice is fine. */
+void lease_sleep(struct lease *l, struct waiter *w);
 /* Those whose memory nobody needs any more are unbound and freed. */
 void leases_sweep(struct service *s);
 /* A new data plane: tells it of all live workers; node_up when that is done. */

@@ -70,6 +70,7 @@ FILES = {
     "test_reshardctl.py": EVERYWHERE,
     "test_serve.py": EVERYWHERE,
     "test_tcp.py": File("is about transport = tcp, which backend = cuda refuses"),
+    "test_sleep.py": EVERYWHERE,
     "test_testnet.py": File(OFFLINE),
     "test_verify.py": EVERYWHERE,
 }

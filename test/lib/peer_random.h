@@ -64,9 +64,10 @@ static uint64_t rnd_past(uint64_t *s)
 /* --- messages -------------------------------------------------------------------------------------- */
 
 static const enum refit_event_type report_events[] = {
-    REFIT_EV_ATTACHED, REFIT_EV_LEFT,    REFIT_EV_PUBLISHED, REFIT_EV_READY,    REFIT_EV_VERDICT,
-    REFIT_EV_APPLY,    REFIT_EV_APPLIED, REFIT_EV_MARK,      REFIT_EV_PREPARED, REFIT_EV_PROGRESS,
-    REFIT_EV_STAGED,   REFIT_EV_FAILED,  REFIT_EV_QUIESCED,  REFIT_EV_NODE_UP,  REFIT_EV_NODE_LOST};
+    REFIT_EV_ATTACHED, REFIT_EV_LEFT,     REFIT_EV_SLEPT,    REFIT_EV_PUBLISHED,
+    REFIT_EV_READY,    REFIT_EV_VERDICT,  REFIT_EV_APPLY,    REFIT_EV_APPLIED,
+    REFIT_EV_MARK,     REFIT_EV_PREPARED, REFIT_EV_PROGRESS, REFIT_EV_STAGED,
+    REFIT_EV_FAILED,   REFIT_EV_QUIESCED, REFIT_EV_NODE_UP,  REFIT_EV_NODE_LOST};
 enum { N_REPORT_EVENTS = sizeof report_events / sizeof *report_events };
 
 static const struct publication_print *rnd_prints(uint64_t *s, struct pool *pool, uint32_t *n)
@@ -128,6 +129,7 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
         ev->attached.uncommitted = random_next(s);
         ev->attached.uncommitted_content = random_next(s);
         ev->attached.tells_memory = rnd(s, 2) != 0;
+        ev->attached.asleep = rnd(s, 2) != 0;
         rnd_bytes(s, r->layout, 16);
         r->device = (uint32_t)random_next(s);
         r->pid = (int32_t)random_next(s);
@@ -135,6 +137,9 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
         r->live_fold = random_next(s);
         r->shadow_fold = random_next(s);
         r->opened = random_next(s);
+        break;
+    case REFIT_EV_SLEPT:
+        ev->left.worker = random_next(s);
         break;
     case REFIT_EV_LEFT:
         ev->left.worker = random_next(s);
@@ -407,11 +412,15 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
                    ev->attached.rank, ev->attached.receive, ev->attached.accept_automatically,
                    ev->attached.live, ev->attached.shadow, ev->attached.torn,
                    ev->attached.waits_for);
-        buf_printf(b, "%" PRIu64 " %" PRIu64 " %d ", ev->attached.uncommitted,
-                   ev->attached.uncommitted_content, ev->attached.tells_memory);
+        buf_printf(b, "%" PRIu64 " %" PRIu64 " %d %d ", ev->attached.uncommitted,
+                   ev->attached.uncommitted_content, ev->attached.tells_memory,
+                   ev->attached.asleep);
         say_hex(b, r->layout, 16);
         buf_printf(b, "%u %d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, r->device, r->pid,
                    r->segment_bytes, r->live_fold, r->shadow_fold, r->opened);
+        break;
+    case REFIT_EV_SLEPT:
+        buf_printf(b, "%" PRIu64, ev->left.worker);
         break;
     case REFIT_EV_LEFT:
         buf_printf(b, "%" PRIu64 " %d '%s'", ev->left.worker, ev->left.for_good, ev->left.reason);

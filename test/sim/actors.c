@@ -132,6 +132,9 @@ void operator_acts(struct world *w)
     if (world_fault(w, 0.3))
         world_send(w, WORKER_DIES, world_soon(w, 50))->who =
             (uint32_t)world_random(w, w->n_workers);
+    if (world_fault(w, 0.1))
+        world_send(w, WORKER_SLEEPS, world_soon(w, 50))->who =
+            (uint32_t)world_random(w, w->n_workers);
     if (world_fault(w, 0.12))
         world_send(w, DATA_PLANE_DIES, world_soon(w, 50))->who = any_node(w);
     if (world_fault(w, 0.12))

@@ -136,7 +136,7 @@ static void check_landed(struct world *w, const struct refit_action *a)
         const struct refit_worker *r = refit_find_worker(w->refit, worker->id);
         if (w->layouts[worker->layout].side != REFIT_DESTINATION || !worker->attached ||
             worker->accepted_attempt != a->attempt || worker->accepted_id != worker->id ||
-            r == NULL || r->gone)
+            r == NULL || r->gone || worker->asleep)
             continue;
         const struct memory *m = worker_receiving(worker);
         if (m->version != a->version || !memory_is_committed(w, worker, m))
@@ -265,6 +265,8 @@ void check_step(struct world *w)
         const struct worker *truth = &w->workers[i];
         const struct refit_worker *r = refit_find_worker(w->refit, truth->id);
         if (!truth->attached || r == NULL || r->gone || r->layout->side != REFIT_DESTINATION)
+            continue;
+        if (truth->asleep) /* which the decider may not have heard yet */
             continue;
         if (refit_worker_state(w->refit, r) == REFIT_WORKER_CURRENT &&
             r->applied <= w->told_committed &&

@@ -402,6 +402,8 @@ static void order_arrives(struct world *w, const struct message *m)
         to->who = (uint32_t)(worker - w->workers);
         to->life = worker->life;
         to->action = *a;
+    } else if (a->type == REFIT_DO_APPLY && worker->asleep) {
+        return; /* that is on its way */
     } else if (a->type == REFIT_DO_APPLY) {
         if (!memory_whole(w, worker, &worker->shadow) || worker->shadow.version != a->version)
             world_fail(w, "apply of version %llu from a shadow that does not hold it",

@@ -228,6 +228,9 @@ static void take_roles(struct taking *k)
         const struct worker *worker = &w->workers[i];
         if (refit_worker_role(w->refit, r) == REFIT_ROLE_NONE)
             continue;
+        if (r->asleep)
+            world_fail(w, "attempt %llu is planned with worker %u, which sleeps",
+                       (unsigned long long)k->t->attempt, i);
         k->t->worker[i] = r->id;
         k->t->role[i] = refit_worker_role(w->refit, r);
         k->t->held[i] = refit_holds_already(w->refit, r);

@@ -43,9 +43,39 @@ void worker_tells(struct world *w, uint32_t index, bool again)
                                           .rank = worker->rank,
                                           .receive = worker->receive,
                                           .accept_automatically = worker->automatic,
+                                          .asleep = worker->asleep,
                                           .waits_for = worker->awaits}};
     if (l->side == REFIT_DESTINATION)
         tell_memory(w, worker, &ev, again);
+    node_report(w, worker->node, &ev);
+}
+
+static void memory_is_new(struct worker *worker)
+{
+    memset(&worker->live, 0, sizeof worker->live);
+    memset(&worker->shadow, 0, sizeof worker->shadow);
+    worker->published = worker->awaits = worker->salt = 0;
+}
+
+/* By Sleep, which is answered once nothing uses the memory: then it wakes. */
+void worker_sleeps(struct world *w, uint32_t index)
+{
+    struct worker *worker = &w->workers[index];
+    if (!worker->attached || !worker->known || worker->asleep)
+        return;
+    world_say(w, "worker %u goes to sleep", index);
+    worker->asleep = true;
+    worker->publishing = false;
+    memory_is_new(worker);
+    struct refit_event ev = {.type = REFIT_EV_SLEPT, .left = {.worker = worker->id}};
+    node_report(w, worker->node, &ev);
+    attaches_soon(w, index, 80);
+}
+
+static void old_lease_ends(struct world *w, const struct worker *worker, uint64_t id)
+{
+    struct refit_event ev = {.type = REFIT_EV_LEFT,
+                             .left = {.worker = id, .reason = "it has woken up"}};
     node_report(w, worker->node, &ev);
 }
 
@@ -53,12 +83,16 @@ void worker_attaches(struct world *w, uint32_t index)
 {
     struct worker *worker = &w->workers[index];
     const struct node *n = &w->nodes[worker->node];
-    if (worker->attached)
+    if (worker->attached && !worker->asleep)
         return;
-    if (!n->alive || n->session == 0) {
+    if (!n->alive || n->session == 0 || (worker->asleep && n->attempt != 0)) {
         attaches_soon(w, index, 20);
         return;
     }
+    uint64_t slept = worker->asleep ? worker->id : 0;
+    if (worker->asleep)
+        memory_is_new(worker);
+    worker->asleep = false;
     worker->attached = true;
     worker->known = false;
     worker->publishing = false;
@@ -66,6 +100,8 @@ void worker_attaches(struct world *w, uint32_t index)
     worker->life++;
     worker->id = (w->coordinator_life << 32) | (worker->life << 8) | index;
     worker_tells(w, index, false);
+    if (slept != 0)
+        old_lease_ends(w, worker, slept);
 }
 
 void worker_detached(struct world *w, uint32_t index)
@@ -73,7 +109,7 @@ void worker_detached(struct world *w, uint32_t index)
     struct worker *worker = &w->workers[index];
     if (!worker->attached)
         return;
-    worker->attached = false;
+    worker->attached = worker->asleep = false;
     worker->life++;
     attaches_soon(w, index, 30);
 }
@@ -84,13 +120,10 @@ void worker_dies(struct world *w, uint32_t index)
     if (!worker->attached)
         return;
     world_say(w, "worker %u dies", index);
-    worker->attached = false;
+    worker->attached = worker->asleep = false;
     worker->life++;
-    if (world_chance(w, 0.5)) { /* a new process with new memory; else the memory outlives it */
-        memset(&worker->live, 0, sizeof worker->live);
-        memset(&worker->shadow, 0, sizeof worker->shadow);
-        worker->published = worker->awaits = worker->salt = 0;
-    }
+    if (world_chance(w, 0.5)) /* a new process with new memory; else the memory outlives it */
+        memory_is_new(worker);
     struct refit_event ev = {
         .type = REFIT_EV_LEFT,
         .left = {.worker = worker->id, .for_good = world_fault(w, 0.1), .reason = "process ended"}};
@@ -114,8 +147,8 @@ void worker_publishes(struct world *w, struct worker *worker, uint64_t version)
 {
     struct err e = {0};
     const struct node *n = &w->nodes[worker->node];
-    if (!worker->attached || worker->publishing || w->refit == NULL || n->session == 0 ||
-        (worker->published == version && worker->awaits == version))
+    if (!worker->attached || worker->asleep || worker->publishing || w->refit == NULL ||
+        n->session == 0 || (worker->published == version && worker->awaits == version))
         return; /* one at a time, and not while it waits to hear how the last one ended */
     int rc = refit_publish_check(w->refit, worker->id, version, &e);
     if (rc == RS_EUNAVAIL) { /* it feeds a newcomer, which must not hold it up */
@@ -192,6 +225,8 @@ void worker_receives(struct world *w, const struct message *m)
     if (!worker->attached || m->life != worker->life)
         return;
     hears(w, worker, a);
+    if (worker->asleep)
+        return;
     if (!worker->behaves && world_fault(w, 0.15))
         return; /* does not answer this one */
     switch (a->tell) {

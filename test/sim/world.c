@@ -592,6 +592,9 @@ static void deliver(struct world *w, struct message *m)
     case WORKER_ATTACHES:
         worker_attaches(w, m->who);
         break;
+    case WORKER_SLEEPS:
+        worker_sleeps(w, m->who);
+        break;
     case WORKER_DIES:
         worker_dies(w, m->who);
         break;

@@ -66,6 +66,7 @@ enum message_type {
     DATA_PLANE_RETURNS,
     WORKER_ATTACHES,
     WORKER_DIES,
+    WORKER_SLEEPS,
     WORKER_PUBLISHES,
     TRAINER_ACTS,
     OPERATOR_ACTS,
@@ -163,6 +164,7 @@ struct worker {
     enum refit_receive receive;
     bool automatic;
     bool attached;
+    bool asleep;  /* attached, without memory; it wakes by attaching anew */
     bool known;   /* to the coordinator, since this attach */
     bool behaves; /* false: sometimes does not answer */
     uint64_t id;  /* of this attach */
@@ -317,6 +319,7 @@ void link_silent(struct world *w, uint32_t node, const char *why);
 void worker_attaches(struct world *w, uint32_t index);
 void worker_tells(struct world *w, uint32_t index, bool again); /* ATTACHED by its node */
 void worker_dies(struct world *w, uint32_t index);
+void worker_sleeps(struct world *w, uint32_t index);
 void worker_detached(struct world *w, uint32_t index);
 void worker_publishes(struct world *w, struct worker *worker, uint64_t version);
 void worker_receives(struct world *w, const struct message *m);

@@ -78,7 +78,7 @@ static const struct {
     {"Refit/Accept", "i"},      {"Refit/Apply", "i"},         {"Refit/Mark", "tio"},
     {"Refit/GetCommitted", ""}, {"Refit/WatchCommitted", ""}, {"Admin/Status", ""},
     {"Admin/Versions", "o"},    {"Admin/Timeline", "o"},      {"Admin/Abort", "o"},
-    {"Admin/Evict", "o"},       {"Admin/Drain", "o"},
+    {"Admin/Evict", "o"},       {"Admin/Drain", "o"},         {"Refit/Sleep", "ti"},
 };
 
 START_TEST(every_method_takes_the_roles_that_the_settings_tell)

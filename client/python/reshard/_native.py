@@ -81,6 +81,8 @@ _CALLS = {
                      POINTER(c_uint64), _E),
     "pieces_free": (None, POINTER(piece)),
     "attach": (c_int, _P, POINTER(attach), c_uint32, POINTER(_P), _E),
+    "sleep": (c_int, _P, c_uint32, _E),
+    "wake": (c_int, _P, POINTER(piece), c_size_t, POINTER(piece), c_size_t, c_uint32, _E),
     "detach": (None, _P),
     "worker_info": (None, _P, POINTER(worker_info)),
     "next_event": (c_int, _P, c_uint32, POINTER(event), _E),

@@ -437,6 +437,20 @@ class Worker:
             native.get("detach", handle)
             self._client._workers.discard(self)
 
+    def sleep(self, timeout: Optional[float] = None) -> None:
+        """Before the engine lets the memory of its weights go (vLLM's sleep, SGLang's release_memory_occupation). Returns when
+        the daemon has closed every mapping of it: then its segments may be freed (Segment.free) and the memory unmapped. The
+        lease stays; what it holds is forgotten, and no refit waits for it: one that needs it is FailedPrecondition."""
+        native.call("sleep", self._open, _ms(timeout))
+        self.live, self.shadow = [], []
+
+    def wake(self, live: Sequence[Piece], shadow: Sequence[Piece] = (), timeout: Optional[float] = None) -> None:
+        """The memory is back, in new segments on the same device: the worker attaches anew with these pieces, and gets the
+        newest committed version like any newcomer. FailedPrecondition: it is not asleep."""
+        live, shadow = list(live), list(shadow)
+        native.call("wake", self._open, _native_pieces(live), len(live), _native_pieces(shadow), len(shadow), _ms(timeout))
+        self.live, self.shadow = live, shadow
+
     def __enter__(self):
         return self
 

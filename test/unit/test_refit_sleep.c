@@ -1,0 +1,298 @@
+/* Workers whose engine has let the memory of its weights go. CASES B29. */
+#include "test/unit/test_refit_bed.h"
+
+static const struct refit_worker *worker(const struct bed *b, uint64_t id)
+{
+    return refit_find_worker(b->r, id);
+}
+
+static int state(const struct bed *b, uint64_t id)
+{
+    return refit_worker_state(b->r, worker(b, id));
+}
+
+static uint64_t falls_asleep(struct bed *b, uint64_t id)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){.type = REFIT_EV_SLEPT, .cookie = cookie, .left = {.worker = id}});
+    return cookie;
+}
+
+static uint64_t submit_with(struct bed *b, uint64_t version, const char *id, uint32_t min)
+{
+    uint8_t content[16] = {1};
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
+                                  .min_instances = min};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.cookie = ++b->next_cookie;
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    step(b, ev);
+    return ev.cookie;
+}
+
+static uint64_t wakes(struct bed *b, uint64_t id, uint32_t node, enum refit_receive receive)
+{
+    return attach(b,
+                  (struct attach){id, node, REFIT_DESTINATION, "rollout", 1, receive, true, 0, 0});
+}
+
+static void says(const struct bed *b, uint64_t cookie, int expected, const char *word)
+{
+    const struct seen *s = answer(b, cookie);
+    ck_assert_ptr_nonnull(s);
+    ck_assert_int_eq(s->a.code, expected);
+    ck_assert_msg(strstr(s->text, word) != NULL, "'%s' is not in: %s", word, s->text);
+}
+
+START_TEST(a_version_that_needs_a_sleeper_is_refused_by_its_name_and_not_recorded)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(code(&b, falls_asleep(&b, 12)), 0);
+    ck_assert_int_eq(code(&b, falls_asleep(&b, 12)), 0);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_ASLEEP);
+    uint64_t cookie = submit(&b, 1, "a", 1);
+    says(&b, cookie, RS_EPRECOND, "rollout/rank 1 is asleep");
+    says(&b, cookie, RS_EPRECOND, "wake it up");
+    ck_assert_ptr_null(did(&b, REFIT_DO_PERSIST));
+    ck_assert_int_eq(phase(&b, 1), REFIT_NONE);
+    /* None may be left over of those whom the policy counts, either. */
+    says(&b, submit_with(&b, 1, "b", 2), RS_EPRECOND, "rollout/rank 1 is asleep");
+    (void)falls_asleep(&b, 11);
+    says(&b, submit_with(&b, 1, "c", 0), RS_EPRECOND, "rollout/rank 0 is asleep");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_version_that_can_do_without_the_sleeper_commits_without_waiting_for_it)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)falls_asleep(&b, 12);
+    ck_assert_int_eq(code(&b, submit_with(&b, 1, "a", 1)), 0);
+    publish_all(&b, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    ck_assert(worker(&b, 11)->taking_part && !worker(&b, 12)->taking_part);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_ASLEEP);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_source_that_sleeps_is_needed_by_every_policy)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    publish_all(&b, 1);
+    (void)falls_asleep(&b, 2);
+    uint64_t cookie = submit_with(&b, 1, "a", 0);
+    says(&b, cookie, RS_EPRECOND, "train/rank 1 is asleep");
+    ck_assert_uint_eq(worker(&b, 2)->published, 0);
+    ck_assert_int_eq(refit_publish_check(b.r, 2, 1, NULL), RS_EPRECOND);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_falls_asleep_while_workers_gather_ends_the_attempt_at_once)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "a", 1)), 0);
+    (void)falls_asleep(&b, 12);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    const struct refit_version *v = refit_find_version(b.r, 1);
+    ck_assert_int_eq(v->code, RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(v->reason, "rollout/rank 1 is asleep"));
+    ck_assert_ptr_nonnull(strstr(v->reason, "wake it up"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_falls_asleep_in_a_transfer_ends_it_as_if_it_had_died)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    (void)falls_asleep(&b, 12);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    ck_assert_uint_eq(count(&b, REFIT_DO_ABORT), 2);
+    /* What its node still says of the attempt is not what the worker holds. */
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(refit_find_version(b.r, 1)->reason, "has gone to sleep"));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_asleep)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit_with(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_PREPARED, 1);
+    uint64_t first = b.r->attempt_high;
+    (void)falls_asleep(&b, 12);
+    quiesce(&b);
+    ck_assert_uint_gt(b.r->attempt_high, first);
+    publish_all(&b, 1);
+    planned(&b);
+    ck_assert(worker(&b, 11)->taking_part && !worker(&b, 12)->taking_part);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(who_falls_asleep_while_the_commit_is_written_has_applied_nothing)
+{
+    struct bed b;
+    usual(&b, REFIT_IN_PLACE, true);
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_PREPARED, 1);
+    ready(&b, 11, 1);
+    ready(&b, 12, 1);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    b.hold = true;
+    node_event(&b, REFIT_EV_STAGED, 1);
+    ck_assert(b.r->committing);
+    (void)falls_asleep(&b, 12);
+    b.hold = false;
+    written(&b, b.r->sequence, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    ck_assert_int_eq(state(&b, 11), REFIT_WORKER_CURRENT);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_ASLEEP);
+    ck_assert_uint_eq(worker(&b, 12)->applied, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_sleeper_holds_nothing_and_can_say_nothing_about_memory)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_CURRENT);
+    (void)falls_asleep(&b, 12);
+    ck_assert(worker(&b, 12)->held == 0 && worker(&b, 12)->applied == 0);
+    uint64_t applied_here;
+    ck_assert_int_eq(refit_instance_state(b.r, refit_find_layout(b.r, REFIT_DESTINATION, "rollout"),
+                                          1, &applied_here),
+                     REFIT_WORKER_ASLEEP);
+    says(&b, apply(&b, 12, 1, false), RS_EPRECOND, "wake it up");
+    says(&b, verdict(&b, 12, 1, true), RS_EPRECOND, "wake it up");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(an_apply_that_sleep_overtakes_is_answered)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    to_accepting(&b, 1, "a");
+    (void)verdict(&b, 11, 1, true);
+    (void)verdict(&b, 12, 1, true);
+    uint64_t cookie = apply(&b, 12, 1, false);
+    (void)falls_asleep(&b, 12);
+    says(&b, cookie, RS_ECANCELED, "sleep");
+    applied(&b, 12, 1, 0);
+    ck_assert_uint_eq(worker(&b, 12)->applied, 0);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.feed = b.r->config.catch_up = true;
+    whole(&b, 1, "a");
+    (void)falls_asleep(&b, 12);
+    says(&b, wakes(&b, 13, 0, REFIT_STAGED_RECEIVE), RS_EEXIST, "rollout/rank 1 is attached");
+    uint64_t cookie = wakes(&b, 14, 1, REFIT_STAGED_RECEIVE);
+    const struct seen *s = answer(&b, cookie);
+    ck_assert(s->a.code == 0 && s->a.attempt == 0 && s->a.value == 0); /* held, applied */
+    ck_assert_ptr_null(worker(&b, 12));
+    ck_assert_int_eq(state(&b, 14), REFIT_WORKER_EMPTY);
+    ck_assert_ptr_nonnull(b.r->in_flight); /* by the ordinary path */
+    ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
+    ck_assert_int_eq(worker(&b, 14)->taking_part, true);
+    leave(&b, 12, false); /* the end of the old lease, which comes after */
+    ck_assert_int_eq(state(&b, 14), REFIT_WORKER_EMPTY);
+    bed_close(&b);
+}
+END_TEST
+
+/* The coordinator has restarted, or the session had been broken while the worker said Sleep. */
+START_TEST(who_is_told_as_asleep_is_asleep)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    struct refit_event ev = {.type = REFIT_EV_ATTACHED,
+                             .cookie = ++b.next_cookie,
+                             .attached = {.worker = 12,
+                                          .node = 1,
+                                          .side = REFIT_DESTINATION,
+                                          .layout_name = "rollout",
+                                          .rank = 1,
+                                          .receive = REFIT_STAGED_RECEIVE,
+                                          .tells_memory = true,
+                                          .asleep = true}};
+    step(&b, ev);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_ASLEEP);
+    leave(&b, 12, false);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_GONE);
+    ev.attached.worker = 21;
+    ev.cookie = ++b.next_cookie;
+    step(&b, ev);
+    ck_assert_int_eq(state(&b, 21), REFIT_WORKER_ASLEEP);
+    says(&b, submit(&b, 2, "b", 1), RS_EPRECOND, "wake it up");
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(failing_memory_changes_nothing_of_a_sleep)
+{
+    for (long at = 1;; at++) {
+        struct bed b;
+        usual(&b, REFIT_STAGED_RECEIVE, true);
+        to_transfer(&b, 1, "a");
+        b.fail_at = at;
+        (void)falls_asleep(&b, 12);
+        b.fail_at = 0;
+        ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+        bool struck = b.struck;
+        bed_close(&b);
+        if (!struck)
+            return;
+    }
+}
+END_TEST
+
+#define TESTS(X)                                                                                   \
+    X(a_version_that_needs_a_sleeper_is_refused_by_its_name_and_not_recorded)                      \
+    X(a_version_that_can_do_without_the_sleeper_commits_without_waiting_for_it)                    \
+    X(a_source_that_sleeps_is_needed_by_every_policy)                                              \
+    X(who_falls_asleep_while_workers_gather_ends_the_attempt_at_once)                              \
+    X(who_falls_asleep_in_a_transfer_ends_it_as_if_it_had_died)                                    \
+    X(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_asleep)                      \
+    X(who_falls_asleep_while_the_commit_is_written_has_applied_nothing)                            \
+    X(a_sleeper_holds_nothing_and_can_say_nothing_about_memory)                                    \
+    X(an_apply_that_sleep_overtakes_is_answered)                                                   \
+    X(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)                                        \
+    X(who_is_told_as_asleep_is_asleep)                                                             \
+    X(failing_memory_changes_nothing_of_a_sleep)
+#include "test/lib/main.h"
