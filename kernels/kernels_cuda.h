@@ -19,6 +19,10 @@ extern "C" {
 
 struct CUstream_st; /* a cudaStream_t points to it */
 
+/* Loads every kernel on the current device, once for each, before anything runs there: CUDA loads a kernel at its first
+ * launch otherwise, and may wait for all else that runs on the device to do so. A receive of NCCL that waits for a peer
+ * which waits for what that launch packs would wait for ever. */
+int kernel_load_all(void);
 int kernel_launch_batch(struct CUstream_st *stream, const struct kernel_batch *b,
                         uint32_t max_blocks);
 int kernel_launch_quantise(struct CUstream_st *stream, const struct kernel_quantise_batch *b,

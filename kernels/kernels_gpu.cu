@@ -119,8 +119,7 @@ static __device__ __forceinline__ uint64_t quantise_block(const struct kernel_qu
     if (t->step == KERNEL_QUANTISE_BY_AMAX)
         amax = *t->amax_bits;
     uint32_t scale = kernel_scale_of(amax);
-    if (threadIdx.x == 0 && t->scales != NULL &&
-        (t->step == KERNEL_QUANTISE_BLOCKS || number == 0))
+    if (threadIdx.x == 0 && t->scales != NULL && (t->step == KERNEL_QUANTISE_BLOCKS || number == 0))
         t->scales[number] = scale;
     if (kernel_quantise_outside(t, &b))
         return 0;
@@ -167,6 +166,7 @@ extern "C" int kernel_launch_batch(cudaStream_t stream, const struct kernel_batc
 {
     if (b->n_tiles == 0)
         return 0;
+    (void)cudaGetLastError(); /* of an earlier call, NCCL's for instance: not this launch's */
     uint32_t n = grid_of(b->n_tiles, max_blocks);
     bool sums = b->tasks[0].sum != NULL;
     if (b->n_tasks <= KERNEL_SMALL_BATCH_TASKS) {
@@ -191,6 +191,20 @@ extern "C" int kernel_launch_quantise(cudaStream_t stream, const struct kernel_q
 {
     if (b->n_blocks == 0)
         return 0;
+    (void)cudaGetLastError();
     reshard_quantise<<<grid_of(b->n_blocks, max_blocks), KERNEL_THREADS, 0, stream>>>(*b);
     return (int)cudaGetLastError();
+}
+
+extern "C" int kernel_load_all(void)
+{
+    const void *const kernels[] = {(const void *)reshard_copy, (const void *)reshard_copy_small,
+                                   (const void *)reshard_sum, (const void *)reshard_sum_small,
+                                   (const void *)reshard_quantise};
+    cudaError_t r = cudaSuccess;
+    for (size_t i = 0; r == cudaSuccess && i < sizeof kernels / sizeof *kernels; i++) {
+        struct cudaFuncAttributes attributes;
+        r = cudaFuncGetAttributes(&attributes, kernels[i]);
+    }
+    return (int)r;
 }

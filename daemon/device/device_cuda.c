@@ -229,26 +229,36 @@ int device_cuda_names_check(const char *const *names, uint32_t n, struct err *e)
     return 0;
 }
 
-/* Between the new device and those that may be open already; what is there stays. */
-static int enable_peers(const struct device_cuda *c, struct err *e)
+int device_cuda_environment(struct err *e)
 {
-    uint32_t n = 0;
-    int r = device_cuda_count(&n, e);
-    for (int i = 0; r == 0 && i < (int)n; i++) {
-        int can = 0;
-        if (i == c->ordinal)
-            continue;
-        cudaError_t code = cudaDeviceCanAccessPeer(&can, c->ordinal, i);
-        if (code == cudaSuccess && can != 0)
-            code = cudaDeviceEnablePeerAccess(i, 0);
-        if (code == cudaErrorPeerAccessAlreadyEnabled || code == cudaErrorTooManyPeers) {
-            (void)cudaGetLastError();
-            code = cudaSuccess;
-        }
-        if (code != cudaSuccess)
-            r = cuda_said(c, code, "enabling peer access", e);
+    return setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0
+               ? 0
+               : err_set(e, RS_ENOMEM, "CUDA: out of memory for the environment");
+}
+
+/* Memory that `from` shall reach is `to`'s. What is there stays. */
+static int enable_peer(const struct device_cuda *from, const struct device_cuda *to, struct err *e)
+{
+    int can = 0;
+    cudaError_t code = cudaDeviceCanAccessPeer(&can, from->ordinal, to->ordinal);
+    if (code == cudaSuccess && can != 0)
+        code = cudaSetDevice(from->ordinal);
+    if (code == cudaSuccess && can != 0)
+        code = cudaDeviceEnablePeerAccess(to->ordinal, 0);
+    if (code == cudaErrorPeerAccessAlreadyEnabled || code == cudaErrorTooManyPeers) {
+        (void)cudaGetLastError();
+        code = cudaSuccess;
     }
-    return r;
+    return code == cudaSuccess ? 0 : cuda_said(from, code, "enabling peer access", e);
+}
+
+int device_cuda_connect(struct device *a, struct device *b, struct err *e)
+{
+    const struct device_cuda *x = cuda_of(a), *y = cuda_of(b);
+    if (x->ordinal == y->ordinal)
+        return 0;
+    int r = enable_peer(x, y, e);
+    return r == 0 ? enable_peer(y, x, e) : r;
 }
 
 int device_cuda_version(void)
@@ -304,6 +314,28 @@ static void measure_context(struct device_cuda *c, uint64_t free_before)
         c->context_bytes = free_before - now;
 }
 
+/* The device is the current one. What is asked once here would fail, or wait for others, in the middle of a refit. */
+static int prepare(struct device_cuda *c, int *ret_processors, struct err *e)
+{
+    int same_address = 0;
+    cudaError_t code =
+        cudaDeviceGetAttribute(ret_processors, cudaDevAttrMultiProcessorCount, c->ordinal);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                      c->ordinal);
+    if (code != cudaSuccess)
+        return cuda_said(c, code, "opening it", e);
+    if (same_address == 0)
+        return err_set(
+            e, RS_EPRECOND,
+            "CUDA device %u (%s): it does not reach host memory at the address that the CPU has "
+            "(cudaDevAttrCanUseHostPointerForRegisteredMem): segments of workers can't be used",
+            c->base.local, c->uuid);
+    code = (cudaError_t)kernel_load_all();
+    return code == cudaSuccess ? 0
+                               : cuda_said(c, code, "loading kernels (built for another GPU?)", e);
+}
+
 int device_cuda_open(uint32_t local, const struct device_cuda_options *options, struct device **ret,
                      struct err *e)
 {
@@ -319,13 +351,11 @@ int device_cuda_open(uint32_t local, const struct device_cuda_options *options, 
     uint64_t free_before = r == 0 ? nvml_free_bytes(c->uuid) : 0;
     if (r == 0) {
         cudaError_t code = cudaSetDevice(c->ordinal);
-        if (code == cudaSuccess)
-            code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->ordinal);
-        if (code != cudaSuccess)
-            r = cuda_said(c, code, "opening it", e);
+        r = code == cudaSuccess
+                ? prepare(c, &processors, e)
+                : cuda_said(c, code,
+                            "opening it (compute mode EXCLUSIVE_PROCESS, and another has it?)", e);
     }
-    if (r == 0)
-        r = enable_peers(c, e);
     if (r != 0) {
         mem_free(c);
         return r;

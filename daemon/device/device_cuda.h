@@ -42,7 +42,14 @@ uint64_t device_cuda_context_bytes(const struct device *d);
 /* Of the whole GPU, now; false: it does not say. */
 bool device_cuda_memory(const struct device *d, uint64_t *ret_free_bytes,
                         uint64_t *ret_total_bytes);
-/* True where kernels of `d` may write memory of `peer`: enabled when the later of them was opened. */
+/* Before the process's first call of CUDA, while it has no other thread: streams get hardware queues of their own, as far as there
+ * are (CUDA_DEVICE_MAX_CONNECTIONS, unless an operator has set it). In a queue that two share, a copy waits behind whatever
+ * waits for a receive of NCCL. RS_ENOMEM. */
+int device_cuda_environment(struct err *e);
+/* Each may reach the other's memory from here on, where the machine can: of memory that CUDA or IPC handles made. Not for all
+ * GPUs there are: a GPU whose memory may be reached gets a context of this process. RS_EDEVICE. */
+int device_cuda_connect(struct device *a, struct device *b, struct err *e);
+/* True where kernels of `d` may write memory of `peer`, once they are connected. */
 bool device_cuda_reaches(const struct device *d, const struct device *peer);
 
 /* Calls fn(arg, stream) on the stream's thread when it is this item's turn to be handed over: work

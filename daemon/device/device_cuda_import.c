@@ -56,6 +56,8 @@ static int check_opened(const struct device_cuda *c, void *p, size_t bytes, stru
     CUdeviceptr base = 0;
     size_t n = 0;
     int r = driver_open(&v, e);
+    if (r == 0)
+        r = device_cuda_use(&c->base, e);
     if (r != 0)
         return r;
     if (v.range(&base, &n, (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS)
@@ -163,12 +165,14 @@ int device_cuda_close_ipc(struct device *d, void *p, struct err *e)
         if (last)
             c->handles[i] = c->handles[--c->n_handles];
     }
+    cudaError_t code = last ? cudaSetDevice(c->ordinal) : cudaSuccess;
+    if (last && code == cudaSuccess) /* with the lock: nobody opens it while it is being closed */
+        code = cudaIpcCloseMemHandle(p);
     pthread_mutex_unlock(&c->mutex);
     if (!found)
         return err_set(e, RS_ENOTFOUND, "CUDA device %u: no open IPC handle at this address",
                        d->local);
-    if (last && cuda_good(c, cudaSetDevice(c->ordinal), "choosing the device"))
-        (void)cuda_good(c, cudaIpcCloseMemHandle(p), "closing an IPC handle");
+    (void)cuda_good(c, code, "closing an IPC handle");
     return 0;
 }
 
@@ -244,6 +248,8 @@ int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e
 {
     struct driver v;
     int r = driver_open(&v, e);
+    if (r == 0)
+        r = device_cuda_use(d, e);
     if (r != 0)
         return r;
     if (v.unmap((CUdeviceptr)(uintptr_t)p, bytes) != CUDA_SUCCESS)

@@ -53,7 +53,9 @@ struct sum_block *cuda_sums_take(struct cuda_stream *s)
             continue;
         pthread_mutex_unlock(&s->sums_mutex);
         cudaError_t r = cudaStreamQuery(s->cuda);
-        if (r != cudaErrorNotReady)
+        if (r == cudaErrorNotReady)
+            (void)cudaGetLastError(); /* no error, but kept as this thread's last one */
+        else
             (void)cuda_good(c, r, "waiting for fingerprints");
         pthread_mutex_lock(&s->sums_mutex);
     }

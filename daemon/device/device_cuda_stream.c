@@ -98,6 +98,8 @@ static void event_unref(struct cuda_event *ev)
     pthread_mutex_unlock(&ev->mutex);
     if (!last)
         return;
+    (void)cudaSetDevice(
+        cuda_of(ev->base.device)->ordinal); /* any thread: else GPU 0 gets a context */
     (void)cudaEventDestroy(ev->cuda);
     event_destroy(ev);
 }
@@ -117,8 +119,10 @@ static bool event_done_locked(struct cuda_event *ev)
     cudaError_t r = cudaSetDevice(c->ordinal);
     if (r == cudaSuccess)
         r = cudaEventQuery(ev->cuda);
-    if (r == cudaErrorNotReady)
+    if (r == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* no error, but kept as this thread's last one */
         return false;
+    }
     (void)cuda_good(c, r, "asking for an event"); /* asynchronous errors show here, too */
     ev->done = ev->recorded;
     return true;

@@ -151,7 +151,9 @@ static int open_device(struct plane *p, const struct wire_hello *h, uint32_t i, 
         return err_prefix(e, r, "device %u", i);
     p->n_devices = i + 1;
 #if defined(RS_CUDA)
-    if (on_gpus(h))
+    for (uint32_t k = 0; k < i && r == 0 && on_gpus(h); k++)
+        r = device_cuda_connect(p->devices[k].device, d->device, e);
+    if (r == 0 && on_gpus(h))
         r = budget_measured(&d->budget, BUDGET_CONTEXT, device_cuda_context_bytes(d->device), e);
 #endif
     if (r != 0)
@@ -178,7 +180,9 @@ static int hello(struct plane *p, const struct wire_packet *packet, struct err *
         return err_set(e, RS_ENOMEM, "out of memory");
     p->n_ways = budget_ways(h.n_threads, h.n_devices);
 #if defined(RS_CUDA)
-    if (strcmp(h.transport, "nccl") == 0) /* now: devices have threads */
+    if (on_gpus(&h)) /* now: devices have threads */
+        r = device_cuda_environment(e);
+    if (r == 0 && strcmp(h.transport, "nccl") == 0)
         r = transport_nccl_environment(h.data_address, e);
 #endif
     for (uint32_t i = 0; i < h.n_devices && r == 0; i++)

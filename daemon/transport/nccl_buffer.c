@@ -1,8 +1,7 @@
 /* Buffers that are registered with communicators, and memory that NCCL can register best.
  *
  * A registration is a hint: without it NCCL copies through buffers of its own. ncclCommRegister is
- * local to a rank, so devices need not agree on it. Windows (ncclCommWindowRegister) are not used:
- * they are made by all ranks together, and sends and receives gain nothing by them. */
+ * local to a rank, so devices need not agree on it. */
 #include "transport/nccl_inner.h"
 
 #include "base/log.h"

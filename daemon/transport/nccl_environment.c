@@ -103,6 +103,12 @@ int transport_nccl_environment(const char *address, struct err *e)
                        "NCCL_COMM_ID=%s is set: all communicators would have one id and one port; "
                        "unset it",
                        fixed);
+    const char *blocking = getenv("NCCL_COMM_BLOCKING");
+    if (blocking != NULL && blocking[0] != '\0' && strcmp(blocking, "0") != 0)
+        return err_set(
+            e, RS_EPRECOND,
+            "NCCL_COMM_BLOCKING=%s is set: calls of NCCL would wait without a deadline; unset it",
+            blocking);
     int r = interface_list(&list, &n, e);
     if (r != 0)
         return err_prefix(e, r, "NCCL: this machine's interfaces");

@@ -24,7 +24,7 @@ enum { TRANSPORT_NCCL_ID_BYTES = 128 };
  * to use the interface that has `address` (numeric; "": whichever it takes), by NCCL_SOCKET_IFNAME and
  * NCCL_SOCKET_FAMILY, unless an operator has set the former. RS_ENOTFOUND: no interface has the address,
  * or none is what the operator's list says; names those that there are. RS_EPRECOND: NCCL_COMM_ID is set, which gives
- * all communicators one id. */
+ * all communicators one id, or NCCL_COMM_BLOCKING, which takes all deadlines away. */
 int transport_nccl_environment(const char *address, struct err *e);
 /* As NCCL reads NCCL_SOCKET_IFNAME: "eth,ib" prefixes, "=eth0" the name itself, "^docker" all others. Pure. */
 bool transport_nccl_interface_matches(const char *list, const char *name);
@@ -75,6 +75,8 @@ int transport_nccl_open(struct transport_nccl_node *node, struct device *const *
                         const bool *takes_part, uint32_t n_devices, uint64_t epoch,
                         const uint8_t *id, const struct transport_nccl_options *options,
                         struct transport **ret, struct err *e);
+/* Windows of symmetric memory (ncclCommWindowRegister) are not used: all ranks make one together, of one size, and it serves
+ * collectives, one-sided puts and kernels of one's own; ncclSend and ncclRecv gain nothing by it beyond ncclCommRegister. */
 /* Where a local device's messages mostly lie: registered with each communicator before its first group, and let go
  * before that ends, where NCCL offers it. A refusal is no error: it is counted, and told once (debug).
  * Never for workers' memory, of which an IPC mapping may not be registered. Replaces the last one, which may be freed then; data NULL:

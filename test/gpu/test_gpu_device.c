@@ -487,6 +487,7 @@ START_TEST(a_vmm_allocation_is_reached_by_kernels_of_every_gpu_that_reaches_its_
     fill(&seed, a, FEW);
     ck_assert(make_vmm(N, &fd));
     ck_assert_msg(device_cuda_import_vmm(d, fd, N, &p, &e) == 0, "%s", e.text);
+    ck_assert_msg(device_cuda_connect(d, other, &e) == 0, "%s", e.text);
     if (device_cuda_reaches(other, d)) {
         move(of_other, p, a, FEW);
         move(s, b, p, FEW);

@@ -74,6 +74,7 @@ class Cuda:
 
     def vmm_new(self, device, n):
         """A VMM allocation, mapped here: (address, its descriptor, handle)."""
+        self.use(device)
         properties = struct.pack("=iiiiQQ", 1, 1, 1, device, 0, 0)
         handle, fd = ctypes.c_ulonglong(), ctypes.c_int(-1)
         self.ok(self.driver.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(n), properties, ctypes.c_ulonglong(0)))
@@ -88,8 +89,9 @@ class Cuda:
         self.ok(self.driver.cuMemSetAccess(p, ctypes.c_size_t(n), struct.pack("=iii", 1, device, 3), ctypes.c_size_t(1)))
         return p.value
 
-    def vmm_free(self, p, n, handle):
+    def vmm_free(self, device, p, n, handle):
         """Sleep: the address and the memory are given back."""
+        self.use(device)
         self.ok(self.driver.cuMemUnmap(ctypes.c_ulonglong(p), ctypes.c_size_t(n)))
         self.ok(self.driver.cuMemAddressFree(ctypes.c_ulonglong(p), ctypes.c_size_t(n)))
         self.ok(self.driver.cuMemRelease(handle))
@@ -154,7 +156,7 @@ class Memory:
         if self.kind == IPC:
             self.cuda.free(base)
         else:
-            self.cuda.vmm_free(base, self.allocation_bytes, self.handle)
+            self.cuda.vmm_free(self.device, base, self.allocation_bytes, self.handle)
             os.close(self.fd)
 
     def __del__(self):

@@ -251,7 +251,7 @@ class HandedOver(unittest.TestCase):
             p, fd, handle = CUDA.vmm_new(1, VMM_GRANULE)
             with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "GPU 1"):  # whatever it was said to be on
                 self.worker(c, c.hand_over(VMM, 64 * 64 * 4, CUDA.uuid(0), 0, VMM_GRANULE, fds=[fd]))
-            CUDA.vmm_free(p, VMM_GRANULE, handle)
+            CUDA.vmm_free(1, p, VMM_GRANULE, handle)
             os.close(fd)
 
     def test_case_c24_a_client_of_another_pid_namespace_is_told_why(self):

@@ -23,10 +23,21 @@ enum { MAX_ALLOCATIONS = 4096, MAX_KERNELS = 32, FRESH = 0xCD, DEVICE_FUNCTION_N
 /* --- per thread and per device ----------------------------------------------------------------- */
 
 static _Thread_local int current_device;
+static _Thread_local bool has_chosen; /* a device, by cudaSetDevice or a context that was pushed */
 static _Thread_local int last_error;
 static _Thread_local bool in_host_function;
 static atomic_int sticky[STANDIN_MAX_DEVICES];
 static atomic_bool peers[STANDIN_MAX_DEVICES][STANDIN_MAX_DEVICES]; /* [device][that it reaches] */
+
+#define ENTER_ANYWHERE(name)                                                                       \
+    do {                                                                                           \
+        bool chosen = has_chosen;                                                                  \
+        has_chosen = true; /* it asks, and needs no context */                                     \
+        int entered = enter(name);                                                                 \
+        has_chosen = chosen;                                                                       \
+        if (entered != 0)                                                                          \
+            return said(entered);                                                                  \
+    } while (0)
 
 static int n_devices(void)
 {
@@ -39,6 +50,16 @@ int standin_current_device(void)
     return current_device;
 }
 
+bool standin_has_context(void)
+{
+    return has_chosen;
+}
+
+void standin_leave_error(int code)
+{
+    last_error = code;
+}
+
 static cudaError_t said(int code)
 {
     if (code != 0)
@@ -46,7 +67,9 @@ static cudaError_t said(int code)
     return (cudaError_t)code;
 }
 
-/* What every call begins with. */
+static void make_context(int device);
+
+/* What every call begins with. A thread that has chosen no device has GPU 0, and makes a context there. */
 static int enter(const char *name)
 {
     if (in_host_function)
@@ -54,6 +77,8 @@ static int enter(const char *name)
     int code = standin_call(name, cudaErrorUnknown);
     if (code == 0 && n_devices() == 0)
         code = cudaErrorNoDevice;
+    if (code == 0 && !has_chosen)
+        make_context(current_device);
     return code != 0 ? code : atomic_load(&sticky[current_device]);
 }
 
@@ -282,6 +307,12 @@ int standin_file_of(const void *p, size_t *ret_bytes)
     return fd;
 }
 
+void standin_allocated(int device, uint64_t bytes)
+{
+    struct standin_device_counters *c = standin_count(device);
+    standin_most(&c->peak_bytes, __atomic_add_fetch(&c->allocated_bytes, bytes, __ATOMIC_RELAXED));
+}
+
 static int allocate(size_t bytes, void **ret)
 {
     struct allocation a = {.kind = DEVICE, .device = current_device};
@@ -301,7 +332,7 @@ static int allocate(size_t bytes, void **ret)
     pthread_mutex_lock(&memory_mutex);
     int r = add_locked(a);
     pthread_mutex_unlock(&memory_mutex);
-    __atomic_fetch_add(&standin_count(a.device)->allocated_bytes, rounded, __ATOMIC_RELAXED);
+    standin_allocated(a.device, rounded);
     *ret = a.base;
     return r;
 }
@@ -545,6 +576,7 @@ static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
     current_device = s->device;
+    has_chosen = true;
     pthread_mutex_lock(&s->mutex);
     for (;;) {
         while (s->first == NULL && !s->stopping)
@@ -667,7 +699,8 @@ STANDIN_EXPORT cudaError_t cudaStreamQuery(cudaStream_t s)
     pthread_mutex_lock(&s->mutex);
     bool idle = s->done == s->pushed;
     pthread_mutex_unlock(&s->mutex);
-    return idle ? cudaSuccess : cudaErrorNotReady;
+    return said(idle ? cudaSuccess
+                     : cudaErrorNotReady); /* kept as the last error, as the real one does */
 }
 
 static void drain_device(void)
@@ -846,8 +879,9 @@ STANDIN_EXPORT cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret, cudaIpcEvent
 
 STANDIN_EXPORT cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
+    int entered = enter("cudaEventDestroy");
     unref(e);
-    return said(standin_call("cudaEventDestroy", cudaErrorUnknown));
+    return said(entered == atomic_load(&sticky[current_device]) ? 0 : entered);
 }
 
 STANDIN_EXPORT cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
@@ -879,7 +913,7 @@ STANDIN_EXPORT cudaError_t cudaEventQuery(cudaEvent_t e)
     pthread_mutex_lock(&e->record->mutex);
     bool done = e->record->done == e->record->recorded;
     pthread_mutex_unlock(&e->record->mutex);
-    return done ? cudaSuccess : cudaErrorNotReady; /* which is no error to remember */
+    return said(done ? cudaSuccess : cudaErrorNotReady);
 }
 
 STANDIN_EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t e)
@@ -1260,6 +1294,28 @@ STANDIN_EXPORT void __cudaRegisterFunction(void **handle, const char *stub, char
             }
 }
 
+/* Kernels are loaded at their first launch on a device, or when their attributes are asked for. */
+static atomic_bool loaded[STANDIN_MAX_DEVICES][MAX_KERNELS];
+
+static int number_of(const void *stub)
+{
+    for (int i = 0; i < MAX_KERNELS; i++)
+        if (registered[i].stub == stub && stub != NULL)
+            return i;
+    return -1;
+}
+
+STANDIN_EXPORT cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *stub)
+{
+    ENTER("cudaFuncGetAttributes");
+    int i = number_of(stub);
+    if (i < 0)
+        return said(cudaErrorInvalidDeviceFunction);
+    memset(ret, 0, sizeof *ret);
+    atomic_store(&loaded[current_device][i], true);
+    return cudaSuccess;
+}
+
 static _Thread_local struct {
     dim3 grid, block;
     size_t shared;
@@ -1298,14 +1354,16 @@ STANDIN_EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t handle, dim3 grid, di
 {
     (void)shared;
     ENTER("cudaLaunchKernel");
-    const struct kernel *k = NULL;
-    for (int i = 0; i < MAX_KERNELS; i++)
-        if (registered[i].stub == (const void *)handle)
-            k = registered[i].kernel;
+    int number = number_of((const void *)handle);
+    const struct kernel *k = number < 0 ? NULL : registered[number].kernel;
     if (k == NULL || stream == NULL || stream->device != current_device)
         return said(k == NULL ? cudaErrorInvalidDeviceFunction : cudaErrorInvalidResourceHandle);
     if (block.x != KERNEL_THREADS || grid.x == 0)
         return said(cudaErrorInvalidConfiguration);
+    if (!atomic_exchange(&loaded[current_device][number], true)) {
+        __atomic_fetch_add(&standin_count(current_device)->late_loads, 1, __ATOMIC_RELAXED);
+        drain_device(); /* loading may wait for all that runs there, and here it does */
+    }
     struct launch *l = malloc(sizeof *l);
     if (l == NULL)
         return said(cudaErrorMemoryAllocation);
@@ -1333,24 +1391,28 @@ STANDIN_EXPORT cudaError_t cudaSetDevice(int device)
     if (device < 0 || device >= n_devices())
         return said(cudaErrorInvalidDevice);
     int before = current_device;
+    bool chosen = has_chosen;
     current_device = device;
+    has_chosen = true;
     make_context(device);
     int entered = enter("cudaSetDevice");
-    if (entered != 0 && entered != atomic_load(&sticky[device]))
+    if (entered != 0 && entered != atomic_load(&sticky[device])) {
         current_device = before;
+        has_chosen = chosen;
+    }
     return said(entered);
 }
 
 STANDIN_EXPORT cudaError_t cudaGetDevice(int *ret)
 {
-    ENTER("cudaGetDevice");
+    ENTER_ANYWHERE("cudaGetDevice");
     *ret = current_device;
     return cudaSuccess;
 }
 
 STANDIN_EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 {
-    ENTER("cudaGetDeviceProperties");
+    ENTER_ANYWHERE("cudaGetDeviceProperties");
     if (device < 0 || device >= n_devices())
         return said(cudaErrorInvalidDevice);
     memset(ret, 0, sizeof *ret);
@@ -1367,7 +1429,7 @@ STANDIN_EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, i
 STANDIN_EXPORT cudaError_t cudaDeviceGetAttribute(int *ret, enum cudaDeviceAttr attribute,
                                                   int device)
 {
-    ENTER("cudaDeviceGetAttribute");
+    ENTER_ANYWHERE("cudaDeviceGetAttribute");
     if (device < 0 || device >= n_devices())
         return said(cudaErrorInvalidDevice);
     *ret = attribute == cudaDevAttrCanUseHostPointerForRegisteredMem ? 1
@@ -1378,7 +1440,7 @@ STANDIN_EXPORT cudaError_t cudaDeviceGetAttribute(int *ret, enum cudaDeviceAttr 
 
 STANDIN_EXPORT cudaError_t cudaDeviceGetPCIBusId(char *ret, int n, int device)
 {
-    ENTER("cudaDeviceGetPCIBusId");
+    ENTER_ANYWHERE("cudaDeviceGetPCIBusId");
     (void)snprintf(ret, (size_t)n, "0000:%02x:00.0", device + 1);
     return cudaSuccess;
 }
@@ -1392,7 +1454,7 @@ static bool may_reach(int device, int peer)
 
 STANDIN_EXPORT cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer)
 {
-    ENTER("cudaDeviceCanAccessPeer");
+    ENTER_ANYWHERE("cudaDeviceCanAccessPeer");
     *ret = device != peer && may_reach(device, peer);
     return cudaSuccess;
 }
@@ -1403,6 +1465,7 @@ STANDIN_EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
     ENTER("cudaDeviceEnablePeerAccess");
     if (peer < 0 || peer >= n_devices() || !may_reach(current_device, peer))
         return said(cudaErrorPeerAccessUnsupported);
+    make_context(peer); /* as the real one */
     return said(atomic_exchange(&peers[current_device][peer], true)
                     ? cudaErrorPeerAccessAlreadyEnabled
                     : 0);

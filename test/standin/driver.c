@@ -36,6 +36,13 @@ static CUresult entered(const char *name)
     return (CUresult)standin_call(name, CUDA_ERROR_UNKNOWN);
 }
 
+/* … of calls that work in the calling thread's context. */
+static CUresult entered_context(const char *name)
+{
+    CUresult r = entered(name);
+    return r == CUDA_SUCCESS && !standin_has_context() ? CUDA_ERROR_INVALID_CONTEXT : r;
+}
+
 STANDIN_EXPORT CUresult cuInit(unsigned flags)
 {
     (void)flags;
@@ -165,7 +172,7 @@ STANDIN_EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
                                  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     (void)flags;
-    CUresult r = entered("cuMemMap");
+    CUresult r = entered_context("cuMemMap");
     pthread_mutex_lock(&mutex);
     struct reservation *v = reservation_of(p);
     struct handle *h = handle_of(handle);
@@ -185,7 +192,7 @@ STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemA
                                        size_t n)
 {
     (void)bytes;
-    CUresult r = entered("cuMemSetAccess");
+    CUresult r = entered_context("cuMemSetAccess");
     pthread_mutex_lock(&mutex);
     struct reservation *v = reservation_of(p);
     if (r == CUDA_SUCCESS && (v == NULL || !v->mapped))
@@ -199,7 +206,7 @@ STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemA
 
 STANDIN_EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
-    CUresult r = entered("cuMemUnmap");
+    CUresult r = entered_context("cuMemUnmap");
     (void)bytes;
     pthread_mutex_lock(&mutex);
     struct reservation *v = reservation_of(p);
@@ -218,7 +225,7 @@ STANDIN_EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 
 STANDIN_EXPORT CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
 {
-    CUresult r = entered("cuMemAddressFree");
+    CUresult r = entered_context("cuMemAddressFree");
     pthread_mutex_lock(&mutex);
     struct reservation *v = reservation_of(p);
     if (r == CUDA_SUCCESS && (v == NULL || v->mapped || bytes != v->bytes))
@@ -257,7 +264,8 @@ STANDIN_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *r
                                                 CUdeviceptr p)
 {
     struct standin_allocation a;
-    CUresult r = find("cuMemGetAddressRange", p, &a);
+    CUresult r =
+        standin_has_context() ? find("cuMemGetAddressRange", p, &a) : CUDA_ERROR_INVALID_CONTEXT;
     if (r == CUDA_SUCCESS) {
         *ret_base = (CUdeviceptr)(uintptr_t)a.base;
         *ret_bytes = a.bytes;
@@ -296,7 +304,7 @@ STANDIN_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle
 STANDIN_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr p)
 {
     cudaIpcMemHandle_t h;
-    CUresult r = entered("cuIpcGetMemHandle");
+    CUresult r = entered_context("cuIpcGetMemHandle");
     if (r == CUDA_SUCCESS && cudaIpcGetMemHandle(&h, (void *)(uintptr_t)p) != cudaSuccess)
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS)
@@ -307,7 +315,7 @@ STANDIN_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr p)
 STANDIN_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *ret, CUevent event)
 {
     cudaIpcEventHandle_t h;
-    CUresult r = entered("cuIpcGetEventHandle");
+    CUresult r = entered_context("cuIpcGetEventHandle");
     if (r == CUDA_SUCCESS && cudaIpcGetEventHandle(&h, event) != cudaSuccess)
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS)
@@ -360,6 +368,6 @@ STANDIN_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *ret)
 
 STANDIN_EXPORT CUresult cuCtxSynchronize(void)
 {
-    CUresult r = entered("cuCtxSynchronize");
+    CUresult r = entered_context("cuCtxSynchronize");
     return r == CUDA_SUCCESS && cudaDeviceSynchronize() != cudaSuccess ? CUDA_ERROR_UNKNOWN : r;
 }

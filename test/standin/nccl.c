@@ -53,7 +53,8 @@ struct ncclComm {
     int n_ranks, rank, device;
     atomic_int state, refs;
     atomic_bool aborted;
-    bool joined;
+    atomic_uint launching; /* groups that a thread of ours still has to give to their streams */
+    bool joined, blocking;
     _Atomic uint64_t next_ticket, serving;
     int n_shrinks;
     struct ncclComm *child;           /* that is being made by shrinking this one */
@@ -214,6 +215,7 @@ STANDIN_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int n_ranks,
     c->n_ranks = n_ranks;
     c->rank = rank;
     c->device = standin_current_device();
+    c->blocking = config == NULL || config->blocking != 0;
     standin_most(&standin_count(c->device)->most_ctas, (uint64_t)config->maxCTAs);
     atomic_store(&c->state, ncclInProgress);
     atomic_store(&c->refs, 1);
@@ -368,11 +370,18 @@ static void end_child(struct ncclComm *parent)
 
 /* --- the end ----------------------------------------------------------------------------------- */
 
+static void await_launches(const struct ncclComm *c)
+{
+    while (atomic_load(&c->launching) > 0)
+        pause_a_little();
+}
+
 /* What runs ends soon; what is still behind other work of its stream ends when its turn comes. */
 STANDIN_EXPORT ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     int code = standin_call("ncclCommAbort", ncclSystemError);
     c->aborted = true;
+    await_launches(c);
     end_child(c);
     join_init(c);
     standin_registered_drop(c);
@@ -390,6 +399,7 @@ STANDIN_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     int code = standin_call("ncclCommDestroy", ncclSystemError);
     join_init(c);
+    await_launches(c);
     while (standin_comm_busy(c))
         pause_a_little();
     end_child(c);
@@ -413,11 +423,12 @@ STANDIN_EXPORT ncclResult_t ncclCommCount(const ncclComm_t c, int *ret)
 
 /* --- groups ------------------------------------------------------------------------------------ */
 
-static _Thread_local struct {
+struct queued {
     struct ncclComm *comm;
     struct CUstream_st *stream;
     struct message message;
-} queued[MAX_OPERATIONS];
+};
+static _Thread_local struct queued queued[MAX_OPERATIONS];
 static _Thread_local int n_queued;
 
 static ncclResult_t queue_message(void *p, size_t count, ncclDataType_t type, int peer,
@@ -436,7 +447,10 @@ static ncclResult_t queue_message(void *p, size_t count, ncclDataType_t type, in
     queued[n_queued].stream = stream;
     queued[n_queued++].message =
         (struct message){.data = p, .bytes = count, .peer = peer, .send = send};
-    return group_depth == 0 ? (ncclGroupStart(), ncclGroupEnd()) : ncclSuccess;
+    if (group_depth == 0)
+        return ncclGroupStart(), ncclGroupEnd();
+    /* A communicator that does not block may say so of any call. */
+    return !c->blocking && standin_random() % 4 == 0 ? ncclInProgress : ncclSuccess;
 }
 
 STANDIN_EXPORT ncclResult_t ncclSend(const void *p, size_t count, ncclDataType_t type, int peer,
@@ -614,25 +628,86 @@ static int run_group(void *arg)
 }
 
 /* The queued messages of one communicator and stream become one operation of the stream. */
-static ncclResult_t launch(struct ncclComm *c, struct CUstream_st *stream)
+static ncclResult_t launch(struct queued *q, int n_queued_here, struct ncclComm *c,
+                           struct CUstream_st *stream)
 {
     int n = 0;
-    for (int i = 0; i < n_queued; i++)
-        n += queued[i].comm == c && queued[i].stream == stream;
+    for (int i = 0; i < n_queued_here; i++)
+        n += q[i].comm == c && q[i].stream == stream;
     struct group *g = calloc(1, sizeof *g + (size_t)n * sizeof g->messages[0]);
     if (g == NULL)
         return ncclSystemError;
     g->comm = c;
     g->device = c->device;
-    for (int i = 0; i < n_queued; i++)
-        if (queued[i].comm == c && queued[i].stream == stream) {
-            g->messages[g->n++] = queued[i].message;
-            queued[i].comm = NULL;
+    for (int i = 0; i < n_queued_here; i++)
+        if (q[i].comm == c && q[i].stream == stream) {
+            g->messages[g->n++] = q[i].message;
+            q[i].comm = NULL;
         }
     g->ticket = atomic_fetch_add(&c->next_ticket, 1);
     atomic_fetch_add(&c->refs, 1);
     return standin_enqueue(stream, "group", run_group, g) == 0 ? ncclSuccess
                                                                : ncclUnhandledCudaError;
+}
+
+static ncclResult_t launch_all(struct queued *q, int n)
+{
+    ncclResult_t r = ncclSuccess;
+    for (int i = 0; i < n && r == ncclSuccess; i++)
+        if (q[i].comm != NULL)
+            r = launch(q, n, q[i].comm, q[i].stream);
+    return r;
+}
+
+/* What a group's end of communicators that do not block leaves to a thread. */
+struct launching {
+    int n, n_comms;
+    struct ncclComm *comms[MAX_IN_GROUP];
+    struct queued queued[];
+};
+
+static void *launch_main(void *arg)
+{
+    struct launching *l = arg;
+    pause_a_little();
+    int r = launch_all(l->queued, l->n), in_progress = ncclInProgress;
+    for (int i = 0; i < l->n_comms; i++) {
+        /* An error that came meanwhile stays. */
+        (void)atomic_compare_exchange_strong(&l->comms[i]->state, &in_progress, r);
+        in_progress = ncclInProgress;
+        atomic_fetch_sub(&l->comms[i]->launching, 1);
+    }
+    free(l);
+    return NULL;
+}
+
+static void note_comm(struct launching *l, struct ncclComm *c)
+{
+    for (int i = 0; i < l->n_comms; i++)
+        if (l->comms[i] == c)
+            return;
+    if (l->n_comms < MAX_IN_GROUP)
+        l->comms[l->n_comms++] = c;
+}
+
+static ncclResult_t launch_later(void)
+{
+    struct launching *l = calloc(1, sizeof *l + (size_t)n_queued * sizeof l->queued[0]);
+    pthread_t thread;
+    if (l == NULL)
+        return ncclSystemError;
+    l->n = n_queued;
+    memcpy(l->queued, queued, (size_t)n_queued * sizeof queued[0]);
+    for (int i = 0; i < n_queued; i++)
+        note_comm(l, queued[i].comm);
+    for (int i = 0; i < l->n_comms; i++) {
+        atomic_store(&l->comms[i]->state, ncclInProgress);
+        atomic_fetch_add(&l->comms[i]->launching, 1);
+    }
+    if (pthread_create(&thread, NULL, launch_main, l) != 0)
+        return ncclSystemError;
+    (void)pthread_detach(thread);
+    return ncclInProgress;
 }
 
 STANDIN_EXPORT ncclResult_t ncclGroupEnd(void)
@@ -641,9 +716,8 @@ STANDIN_EXPORT ncclResult_t ncclGroupEnd(void)
     if (--group_depth > 0)
         return (ncclResult_t)code;
     ncclResult_t r = (ncclResult_t)code;
-    for (int i = 0; i < n_queued && r == ncclSuccess; i++)
-        if (queued[i].comm != NULL)
-            r = launch(queued[i].comm, queued[i].stream);
+    if (r == ncclSuccess && n_queued > 0)
+        r = queued[0].comm->blocking ? launch_all(queued, n_queued) : launch_later();
     n_queued = 0;
     for (int i = 0; i < n_joining && r == ncclSuccess; i++)
         r = finish_blocking(joining[i]);

@@ -54,6 +54,8 @@ STANDIN_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t c, void *p, size_t
             count(&standin_count(registered[i].device)->registered, 1);
         }
     pthread_mutex_unlock(&mutex);
+    if (r != ncclSuccess) /* NCCL asks CUDA about the memory, and leaves what it was told */
+        standin_leave_error(cudaErrorInvalidValue);
     return (ncclResult_t)r;
 }
 
@@ -105,7 +107,7 @@ STANDIN_EXPORT ncclResult_t ncclMemAlloc(void **ret, size_t bytes)
         return ncclUnhandledCudaError;
     memset(standin_reach(device, p, rounded), 0xCD, rounded);
     count(&standin_count(device)->open_handles, -1); /* it is no mapping of another's memory */
-    count(&standin_count(device)->allocated_bytes, (int64_t)rounded);
+    standin_allocated(device, rounded);
     pthread_mutex_lock(&mutex);
     int i = 0;
     while (i < MAX_OWN - 1 && own[i] != NULL)

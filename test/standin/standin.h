@@ -11,8 +11,12 @@
  * - A kernel or copy that touches memory which the device can't reach (pageable, freed, another
  *   device's without peer access) fails as an illegal address, sticky, as on a GPU.
  * - Streams are threads that start each operation after a random delay: a missing event shows.
+ * - A kernel that was not loaded before waits at its first launch for all that runs on its device, as lazy loading
+ *   may; the driver's calls want a context of the calling thread, and the runtime's give a thread that has chosen no device
+ *   one on GPU 0; "not ready" stays as a thread's last error.
  * - A host function that calls the runtime gets an error; operations are lost after a sticky error.
- * - NCCL: a send ends when its receive has taken it; groups in another order hang; a dead peer is
+ * - NCCL: a communicator that does not block says "in progress", and gives groups to their streams later, from a thread of its
+ *   own; a send ends when its receive has taken it; groups in another order hang; a dead peer is
  *   silence.
  *
  * Environment:
@@ -58,6 +62,9 @@ struct standin_device_counters {
     uint64_t most_blocks, most_ctas;        /* of a kernel's grid; of a communicator */
     uint64_t registered;                    /* buffers, with NCCL, now */
     uint64_t mistakes; /* that the real NCCL might suffer in silence (nccl_memory.c) */
+    uint64_t
+        late_loads; /* kernels that were loaded by a launch, which may wait for the whole device */
+    uint64_t peak_bytes; /* greatest allocated_bytes */
 };
 
 struct standin_counters {
@@ -101,6 +108,12 @@ STANDIN_EXPORT int standin_enqueue(struct CUstream_st *stream, const char *name,
                                    int (*fn)(void *arg), void *arg);
 STANDIN_EXPORT int standin_stream_device(struct CUstream_st *stream);
 STANDIN_EXPORT int standin_current_device(void);
+/* The calling thread has chosen a device or pushed a context: what the driver's calls want. */
+STANDIN_EXPORT bool standin_has_context(void);
+/* The runtime's last error of this thread, as another library's failed call leaves it there. */
+STANDIN_EXPORT void standin_leave_error(int code);
+/* More memory of the device's own is allocated. */
+STANDIN_EXPORT void standin_allocated(int device, uint64_t bytes);
 /* Where the library can touch what a device calls `p`: n bytes; NULL: that device can't reach them. */
 STANDIN_EXPORT void *standin_reach(int device, const void *p, size_t n_bytes);
 /* Memory of a device out of a file that others may map: takes fd. Address in *ret. */

@@ -122,10 +122,14 @@ static enum end move(struct device *d, struct device_stream *const *s, struct er
 
 static enum end work(void)
 {
-    struct device *d = NULL;
+    struct device *d = NULL, *peer = NULL;
     struct device_stream *s[2] = {NULL, NULL};
     struct err e = {0};
     int r = device_cuda_open(0, NULL, &d, &e);
+    if (r == 0)
+        r = device_cuda_open(1, NULL, &peer, &e);
+    if (r == 0)
+        r = device_cuda_connect(d, peer, &e);
     for (int i = 0; r == 0 && i < 2; i++)
         r = device_stream_new(d, "work", &s[i], &e);
     enum end end = r != 0 ? (e.text[0] != '\0' ? SAID : SILENT_WRONG) : move(d, s, &e);
@@ -133,6 +137,7 @@ static enum end work(void)
         return end;
     for (int i = 0; i < 2; i++)
         device_stream_free(s[i]);
+    device_close(peer);
     device_close(d);
     return end;
 }
@@ -156,6 +161,7 @@ static const char *const calls[] = {"cudaGetDeviceCount",
                                     "cudaGetDeviceProperties",
                                     "cudaSetDevice",
                                     "cudaDeviceGetAttribute",
+                                    "cudaFuncGetAttributes",
                                     "cudaDeviceCanAccessPeer",
                                     "cudaDeviceEnablePeerAccess",
                                     "cudaStreamCreateWithPriority",

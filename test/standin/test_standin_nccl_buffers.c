@@ -236,6 +236,19 @@ START_TEST(a_fixed_id_is_refused_at_the_start)
 }
 END_TEST
 
+/* It overrides what a communicator is configured to be. */
+START_TEST(communicators_that_block_are_refused_at_the_start)
+{
+    struct err e = {0};
+    ck_assert_int_eq(setenv("NCCL_COMM_BLOCKING", "1", 1), 0);
+    ck_assert_int_eq(transport_nccl_environment("127.0.0.1", &e), RS_EPRECOND);
+    ck_assert_ptr_nonnull(strstr(e.text, "NCCL_COMM_BLOCKING=1"));
+    ck_assert_ptr_nonnull(strstr(e.text, "unset it"));
+    ck_assert_int_eq(setenv("NCCL_COMM_BLOCKING", "0", 1), 0);
+    ck_assert_msg(transport_nccl_environment("127.0.0.1", &e) == 0, "%s", e.text);
+}
+END_TEST
+
 /* As NCCL's user guide has it: prefixes, "=" for the name itself, "^" for all others. */
 START_TEST(a_list_of_interfaces_is_read_as_nccl_reads_it)
 {
@@ -265,6 +278,7 @@ END_TEST
     X(the_interface_of_the_data_address_is_nccls)                                                  \
     X(what_an_operator_has_set_stays)                                                              \
     X(an_interface_or_address_that_is_not_there_is_named_with_those_that_are)                      \
+    X(communicators_that_block_are_refused_at_the_start)                                           \
     X(a_fixed_id_is_refused_at_the_start)                                                          \
     X(a_list_of_interfaces_is_read_as_nccl_reads_it)
 #include "test/lib/main.h"

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "device/device_cuda.h"
 #include "test/lib/transport_nccl_kind.h"
 #include "transport/transport_local.h"
 
@@ -147,6 +148,10 @@ static void node_devices_of(struct node *node, uint32_t n, struct fence *of, uin
     node->n = n;
     for (uint32_t i = 0; i < n; i++) {
         node->devices[i] = test_device_open(i, of, seed);
+#if defined(RS_CUDA)
+        for (uint32_t k = 0; k < i && device_is_cuda(node->devices[i]); k++)
+            ck_assert_int_eq(device_cuda_connect(node->devices[k], node->devices[i], NULL), 0);
+#endif
         ck_assert_int_eq(device_stream_new(node->devices[i], "net", &node->streams[i], NULL), 0);
     }
 }
