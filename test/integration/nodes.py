@@ -102,6 +102,9 @@ class Nodes:
         if backends.STANDIN:
             for name, d in self.daemons.items():
                 d.env = {"STANDIN_COUNTERS": self.dir / f"{name}.counters"}
+        elif backends.BACKEND == "gpu":  # nodes are of one machine here: NCCL takes their links all the same
+            for d in self.daemons.values():
+                d.env = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
     def __getitem__(self, name):
         return self.daemons[name]
