@@ -4,7 +4,8 @@
  *
  * From then on PROGRESS says sources_known (part.c): what lands elsewhere, also in an attempt that ends before this node
  * stages, is compared with it, and sources are not released before. What was told is not told again with STAGED, so no
- * more is sent than would be anyway; where all has landed first, STAGED's CELLS bring it. */
+ * more is sent than would be anyway (about 13 bytes a cell; Qwen3-235B from TP4 EP8 DP16 to four instances of TP8 EP8:
+ * 38,919 cells, 0.5 MB of all source nodes together); where all has landed first, STAGED's CELLS bring it. */
 #include "base/mem.h"
 #include "service/cells_collect.h"
 #include "service/part.h"
@@ -49,9 +50,9 @@ static void sources_done(uv_work_t *work, int status)
         j->code = RS_ECANCELED;
     if (p != NULL) {
         p->telling = NULL;
-        p->sources_told = j->code == 0;
         if (j->code == 0) {
             part_cells_tell(p, p->now->attempt, j->cells, j->n_cells);
+            p->sources_told = true; /* not before: it goes with the next PROGRESS */
             part_answer(p, MEMBER_EV_PROGRESS, 0, "", NULL);
         } else {
             part_answer(p, MEMBER_EV_LANDED, j->code, "no memory to tell what the sources send",

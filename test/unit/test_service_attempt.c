@@ -264,6 +264,30 @@ START_TEST(what_sources_sent_and_the_rest_are_all_and_no_cell_is_told_twice)
 }
 END_TEST
 
+START_TEST(collecting_survives_every_failed_allocation)
+{
+    struct fixture f;
+    fixture_make(&f);
+    struct plan_entry *entry = entry_make(&f, 0);
+    uint64_t *holds = holds_of(entry);
+    int failed = 0, r = RS_ENOMEM;
+    for (long i = 1; r != 0; i++) {
+        struct cell_print *prints;
+        uint32_t n;
+        mem_fail_at(i);
+        r = cells_collect(entry, holds, COMPARE_FULL, CELLS_OF_SOURCES, &prints, &n);
+        mem_fail_at(0);
+        ck_assert(r == 0 || (r == RS_ENOMEM && prints == NULL && n == 0));
+        failed += r != 0;
+        mem_free(prints);
+    }
+    ck_assert_int_ge(failed, 2);
+    mem_free(holds);
+    plan_entry_unref(entry);
+    layouts_close(&f.layouts);
+}
+END_TEST
+
 START_TEST(a_difference_is_told_by_tensor_box_layout_and_rank)
 {
     struct fixture f;
@@ -371,6 +395,7 @@ END_TEST
     X(copying_survives_every_failed_allocation)                                                    \
     X(both_ends_report_the_same_cells_and_the_sender_as_a_source)                                  \
     X(what_sources_sent_and_the_rest_are_all_and_no_cell_is_told_twice)                            \
+    X(collecting_survives_every_failed_allocation)                                                 \
     X(a_difference_is_told_by_tensor_box_layout_and_rank)                                          \
     X(all_ranks_of_a_node_that_take_a_wrong_cell_hold_it_and_no_others)                            \
     X(finding_who_holds_a_cell_survives_every_failed_allocation)

@@ -532,6 +532,28 @@ START_TEST(wrong_bytes_are_found_by_it_and_never_proven)
 }
 END_TEST
 
+START_TEST(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)
+{
+    for (int known = 0; known < 2; known++) {
+        world_open();
+        uint64_t attempt = until_started();
+        cells_say(TRAINER, attempt, 5);
+        if (known)
+            known_say(attempt);
+        cells_say(ROLLOUT, attempt, 5);
+        staged_say(attempt);
+        struct node_report r = event_of(REFIT_EV_FAILED);
+        r.event.node.attempt = attempt;
+        r.event.node.code = RS_EDATALOSS;
+        r.event.node.text = "the source changed while it was being sent";
+        coordinator_report(w.c, TRAINER, &r);
+        check_told(known ? 1 : 0, known ? 0 : 1);
+        ck_assert_int_eq(are_proven(), known);
+        world_close();
+    }
+}
+END_TEST
+
 START_TEST(
     what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told)
 {
@@ -628,6 +650,46 @@ START_TEST(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_
     ck_assert_uint_eq(held_after_claim(0, 900), 1); /* as staged_say told */
     ck_assert_uint_eq(held_after_claim(1, 900), 0); /* of another rank: wrong bytes, here */
     world_close();
+}
+END_TEST
+
+/* Its node joins again and says the same of a worker that is known to hold version 1; `proven`: as that is known. */
+static const struct refit_worker *told_again(uint32_t rank, bool proven, uint64_t fold,
+                                             bool as_shadow)
+{
+    const struct decider *d = decider_find(w.c, "m");
+    struct refit_worker *worker = refit_find_worker(d->refit, 100 * ROLLOUT + rank);
+    struct node_report r = attached_of(ROLLOUT, rank);
+    ck_assert(worker->held == 1 && worker->proven);
+    worker->proven = proven; /* false: as a catch-up leaves it that ends before it is compared */
+    r.event.cookie = 7000 + 100 * fold + rank;
+    r.event.attached.tells_memory = true;
+    r.event.attached.shadow = as_shadow ? 1 : 0;
+    r.event.attached.uncommitted = as_shadow ? 0 : 1;
+    r.event.attached.uncommitted_content = as_shadow ? 0 : version_of(1)->publication;
+    r.shadow_fold = fold;
+    coordinator_report(w.c, ROLLOUT, &r);
+    while (expect(ROLLOUT, NODE_ORDER_REPLY)->o.cookie != r.event.cookie)
+        ;
+    return worker;
+}
+
+START_TEST(what_was_never_compared_is_compared_when_its_node_tells_of_it_again)
+{
+    for (int as_shadow = 0; as_shadow < 2; as_shadow++) {
+        world_open();
+        uint64_t attempt = until_started();
+        cells_say(ROLLOUT, attempt, 5);
+        staged_say(attempt);
+        cells_say(TRAINER, attempt, 5);
+        say(TRAINER, REFIT_EV_STAGED, attempt);
+        until_phase(1, REFIT_COMMITTED);
+        ck_assert_uint_eq(told_again(0, true, 4, as_shadow)->held, 1); /* known anyway */
+        ck_assert_uint_eq(told_again(0, false, 900, as_shadow)->held, 1);
+        ck_assert(told_again(0, false, 900, as_shadow)->proven);
+        ck_assert_uint_eq(told_again(1, false, 900, as_shadow)->held, 0);
+        world_close();
+    }
 }
 END_TEST
 
@@ -804,10 +866,12 @@ END_TEST
     X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
     X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
     X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
+    X(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)                        \
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                     \
     X(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)                    \
+    X(what_was_never_compared_is_compared_when_its_node_tells_of_it_again)                          \
     X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)               \
     X(who_asked_before_its_node_fell_silent_gets_no_answer_in_the_next_session)                     \
     X(a_drain_is_in_the_ledger_before_anybody_leaves)                                               \
