@@ -5,13 +5,13 @@
 
 #include "base/banned.h"
 
-enum { FIRST_SLOTS = 1024 };
+enum { FIRST_SLOTS = 1024, AHEAD = 12 };
 
-/* Open addressing, linear; a slot is free where `used` is not set. */
+/* Open addressing, linear; a slot is free where `used` is not set. Two lie in a line of the cache. */
 struct slot {
     struct cell_print print;
+    uint32_t dispute; /* the newest about this cell, + 1; 0: there is none */
     bool used;
-    size_t dispute; /* the newest about this cell, + 1; 0: there is none */
 };
 
 /* A destination that differs from the slot's, itself a destination's. */
@@ -61,22 +61,29 @@ static bool is_source(const struct cell_print *p)
     return p->layout == 0;
 }
 
+static size_t home_of(size_t n_slots, uint64_t cell)
+{
+    uint64_t state = cell;
+    return (size_t)random_next(&state) & (n_slots - 1);
+}
+
 /* The slot of that cell, or the free one where it belongs. */
 static struct slot *slot_of(struct slot *slots, size_t n_slots, uint64_t cell)
 {
-    uint64_t state = cell;
-    size_t i = (size_t)random_next(&state) & (n_slots - 1);
+    size_t i = home_of(n_slots, cell);
     while (slots[i].used && slots[i].print.cell != cell)
         i = (i + 1) & (n_slots - 1);
     return &slots[i];
 }
 
-/* Keeps a free slot beyond one in four. */
-static int room_make(struct cells *c)
+/* For n more, and a free slot beyond one in four. */
+static int room_make(struct cells *c, size_t n_more)
 {
-    if ((c->n_used + 1) * 4 <= c->n_slots * 3)
+    size_t n = c->n_slots == 0 ? FIRST_SLOTS : c->n_slots;
+    while ((c->n_used + n_more) * 4 > n * 3)
+        n *= 2;
+    if (n == c->n_slots)
         return 0;
-    size_t n = c->n_slots == 0 ? FIRST_SLOTS : c->n_slots * 2;
     struct slot *slots = mem_calloc(n, sizeof *slots);
     if (slots == NULL)
         return RS_ENOMEM;
@@ -106,11 +113,12 @@ static int differ(struct cells *c, const struct cell_print *bad, const struct ce
 static int dispute_add(struct cells *c, struct slot *slot, const struct cell_print *p)
 {
     void *disputes = c->disputes;
-    if (mem_grow(&disputes, &c->disputes_capacity, c->n_disputes + 1, sizeof *c->disputes) != 0)
+    if (c->n_disputes == UINT32_MAX - 1 ||
+        mem_grow(&disputes, &c->disputes_capacity, c->n_disputes + 1, sizeof *c->disputes) != 0)
         return RS_ENOMEM;
     c->disputes = disputes;
     c->disputes[c->n_disputes++] = (struct dispute){.print = *p, .next = slot->dispute};
-    slot->dispute = c->n_disputes;
+    slot->dispute = (uint32_t)c->n_disputes;
     return 0;
 }
 
@@ -129,8 +137,6 @@ static int source_take(struct cells *c, struct slot *slot, const struct cell_pri
 
 static int print_merge(struct cells *c, const struct cell_print *p)
 {
-    if (room_make(c) != 0)
-        return RS_ENOMEM;
     struct slot *slot = slot_of(c->slots, c->n_slots, p->cell);
     if (!slot->used) {
         *slot = (struct slot){.print = *p, .used = true};
@@ -157,9 +163,12 @@ int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
                 struct cells_difference *ret)
 {
     size_t n_before = c->n_wrong;
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++)
+    int r = room_make(c, n);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (i + AHEAD < n) /* else each waits for memory */
+            __builtin_prefetch(&c->slots[home_of(c->n_slots, prints[i + AHEAD].cell)], 1);
         r = print_merge(c, &prints[i]);
+    }
     return r == 0 ? found(c, n_before, ret) : r;
 }
 

@@ -26,8 +26,8 @@ struct cells_difference {
 struct cells *cells_new(void); /* NULL: no memory */
 void cells_free(struct cells *c);
 
-/* 0; RS_EDATALOSS: all are merged, *ret is the first difference among those found by this call; RS_ENOMEM: what came
- * before the failing print is merged. */
+/* 0; RS_EDATALOSS: all are merged, *ret is the first difference among those found by this call; RS_ENOMEM: of the
+ * prints none, or those before one that failed, are merged. */
 int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
                 struct cells_difference *ret);
 /* Every node has said all: RS_EDATALOSS where destinations differ and no source has told which is right: then each of them
