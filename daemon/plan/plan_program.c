@@ -90,12 +90,22 @@ struct cast_record {
     uint32_t giver;
 };
 
+/* Members of a run mostly share a box. */
+struct box_found {
+    uint32_t shape, cell, piece, box;
+};
+
 struct encoder {
     const struct plan *p;
     uint32_t node;
     uint32_t *local;   /* per plan device: its number on the node, NONE32 elsewhere */
     uint8_t *set_here; /* per set: an end is on the node */
-    struct map cells, boxes, places, lists, tensors;
+    uint32_t *
+        run_cells; /* per run: the cell of its first member, those of the others follow; NONE32: none is here */
+    uint32_t *unit_tensor; /* per unit: NONE32: none */
+    struct box_found box_found;
+    struct map cells; /* of casts */
+    struct map boxes, places, lists;
     VEC(struct program_tensor) v_tensors;
     VEC(struct box) v_boxes;
     VEC(struct program_cell) v_cells;
@@ -107,7 +117,8 @@ struct encoder {
     VEC(struct routed_copy) v_copies;
     VEC(struct program_hold) v_holds;
     VEC(struct program_device) v_devices;
-    VEC(uint32_t) list; /* under construction */
+    VEC(uint32_t) list;        /* under construction */
+    VEC(uint32_t) hold_places; /* of a run's or cast's cells */
     VEC(struct cast_record) v_records;
 };
 
@@ -123,9 +134,7 @@ static int tensor_index(struct encoder *x, uint32_t unit, uint32_t *ret)
     const struct plan *p = x->p;
     const struct plan_unit *u = &p->units.at[unit];
     const struct plan_shape *s = &p->shapes.at[u->shape];
-    uint32_t *slot = map_at(&x->tensors, unit);
-    if (slot == NULL)
-        return RS_ENOMEM;
+    uint32_t *slot = &x->unit_tensor[unit];
     if (*slot == NONE32) {
         if (vec_reserve(&x->v_tensors, x->v_tensors.n + 1) != 0)
             return RS_ENOMEM;
@@ -161,6 +170,11 @@ static int box_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t p
     uint32_t shape = p->units.at[unit].shape;
     const struct plan_shape *s = &p->shapes.at[shape];
     uint32_t first = p->members.at[s->first_member];
+    struct box_found *found = &x->box_found;
+    if (found->shape == shape && found->cell == cell && found->piece == piece) {
+        *ret = found->box;
+        return 0;
+    }
     uint32_t *slot = map_at(&x->boxes, plan_cell_number(p, first, cell, piece));
     if (slot == NULL)
         return RS_ENOMEM;
@@ -175,31 +189,58 @@ static int box_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t p
         memcpy(out->offset, b.offset, sizeof out->offset);
         memcpy(out->size, b.size, sizeof out->size);
     }
+    *found = (struct box_found){shape, cell, piece, *slot};
     *ret = *slot;
     return 0;
 }
 
-static int cell_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t piece,
-                      uint32_t *ret)
+static int cell_new(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t piece)
 {
-    uint64_t id = plan_cell_number(x->p, unit, cell, piece);
-    uint32_t *slot = map_at(&x->cells, id);
+    struct program_cell c;
+    memset(&c, 0, sizeof c);
+    c.id = plan_cell_number(x->p, unit, cell, piece);
+    c.wire = x->p->shapes.at[x->p->units.at[unit].shape].wire;
+    if (x->v_cells.n == NONE32 - 1)
+        return RS_EEXHAUSTED;
+    if (tensor_index(x, unit, &c.tensor) != 0 || box_index(x, unit, cell, piece, &c.box) != 0 ||
+        vec_reserve(&x->v_cells, x->v_cells.n + 1) != 0)
+        return RS_ENOMEM;
+    x->v_cells.at[x->v_cells.n++] = c;
+    return 0;
+}
+
+/* A cell of a cast. */
+static int cell_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t *ret)
+{
+    uint32_t *slot = map_at(&x->cells, plan_cell_number(x->p, unit, cell, NONE32));
     if (slot == NULL)
         return RS_ENOMEM;
     if (*slot == NONE32) {
-        struct program_cell c;
-        memset(&c, 0, sizeof c);
-        c.id = id;
-        c.wire = x->p->shapes.at[x->p->units.at[unit].shape].wire;
-        if (x->v_cells.n == NONE32 - 1)
-            return RS_EEXHAUSTED;
-        if (tensor_index(x, unit, &c.tensor) != 0 || box_index(x, unit, cell, piece, &c.box) != 0 ||
-            vec_reserve(&x->v_cells, x->v_cells.n + 1) != 0)
-            return RS_ENOMEM;
-        *slot = (uint32_t)x->v_cells.n;
-        x->v_cells.at[x->v_cells.n++] = c;
+        uint32_t next = (uint32_t)x->v_cells.n;
+        int r = cell_new(x, unit, cell, NONE32);
+        if (r != 0)
+            return r;
+        *slot = next;
     }
     *ret = *slot;
+    return 0;
+}
+
+/* Each cell belongs to one run: they are made run by run, and a run's first says where the others are. */
+static int run_cells(struct encoder *x, uint32_t run, uint32_t *ret_first)
+{
+    const struct plan *p = x->p;
+    const struct plan_run *u = &p->runs.at[run];
+    uint32_t next = (uint32_t)x->v_cells.n;
+    int r = 0;
+    if (x->run_cells[run] == NONE32) {
+        for (uint32_t m = u->member; m < u->member + u->count && r == 0; m++)
+            r = cell_new(x, p->members.at[m], p->groups.at[u->group].cell, u->piece);
+        if (r != 0)
+            return r;
+        x->run_cells[run] = next;
+    }
+    *ret_first = x->run_cells[run];
     return 0;
 }
 
@@ -281,7 +322,7 @@ static int list_index(struct encoder *x, uint32_t *ret)
 
 /* --- cells and holds of a group --------------------------------------------------------------- */
 
-static int add_holds(struct encoder *x, const struct set *s, uint8_t side, uint32_t cell)
+static int add_hold_places(struct encoder *x, const struct set *s, uint8_t side)
 {
     for (uint32_t i = s->first; i < s->first + s->n; i++) {
         if (!end_here(x, i))
@@ -289,39 +330,46 @@ static int add_holds(struct encoder *x, const struct set *s, uint8_t side, uint3
         uint32_t place;
         int r = end_place(x, i, side, &place);
         if (r == 0)
-            r = vec_reserve(&x->v_holds, x->v_holds.n + 1);
+            r = vec_reserve(&x->hold_places, x->hold_places.n + 1);
         if (r != 0)
             return r;
-        x->v_holds.at[x->v_holds.n++] = (struct program_hold){place, cell};
+        x->hold_places.at[x->hold_places.n++] = place;
     }
     return 0;
 }
 
-static int hold_cell(struct encoder *x, const struct plan_group *g, uint32_t unit, uint32_t piece)
+/* All places of the group hold cells [first, first + count). */
+static int add_holds(struct encoder *x, const struct plan_group *g, uint32_t first, uint32_t count)
 {
     const struct plan *p = x->p;
-    uint32_t cell;
-    int r = cell_index(x, unit, g->cell, piece, &cell);
-    if (r == 0 && x->set_here[g->source])
-        r = add_holds(x, &p->sets.at[g->source], PROGRAM_SOURCE, cell);
+    int r = 0;
+    x->hold_places.n = 0;
+    if (x->set_here[g->source])
+        r = add_hold_places(x, &p->sets.at[g->source], PROGRAM_SOURCE);
     if (r == 0 && x->set_here[g->takers])
-        r = add_holds(x, &p->sets.at[g->takers], PROGRAM_DESTINATION, cell);
+        r = add_hold_places(x, &p->sets.at[g->takers], PROGRAM_DESTINATION);
+    if (r == 0)
+        r = vec_reserve(&x->v_holds, x->v_holds.n + x->hold_places.n * count);
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        for (uint32_t k = 0; k < x->hold_places.n; k++)
+            x->v_holds.at[x->v_holds.n++] = (struct program_hold){x->hold_places.at[k], first + i};
     return r;
 }
 
-static int add_copies(struct encoder *x, const struct plan_run *run, uint32_t from_end)
+static int add_copies(struct encoder *x, uint32_t run, uint32_t from_end)
 {
     struct routed_copy c = {.device = x->local[x->p->ends.at[from_end].device]};
-    const struct plan_group *g = &x->p->groups.at[run->group];
+    uint32_t first, count = x->p->runs.at[run].count;
     int r = end_place(x, from_end, PROGRAM_SOURCE, &c.item.from);
     if (r == 0)
         r = list_index(x, &c.item.places);
-    for (uint32_t m = run->member; m < run->member + run->count && r == 0; m++) {
-        r = cell_index(x, x->p->members.at[m], g->cell, run->piece, &c.item.cell);
-        if (r == 0)
-            r = vec_reserve(&x->v_copies, x->v_copies.n + 1);
-        if (r == 0)
-            x->v_copies.at[x->v_copies.n++] = c;
+    if (r == 0)
+        r = run_cells(x, run, &first);
+    if (r == 0)
+        r = vec_reserve(&x->v_copies, x->v_copies.n + count);
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        c.item.cell = first + i;
+        x->v_copies.at[x->v_copies.n++] = c;
     }
     return r;
 }
@@ -344,7 +392,7 @@ static int run_copies(struct encoder *x, uint32_t run, struct hops *h)
             other->edge = 0; /* taken */
         }
         if (r == 0)
-            r = add_copies(x, &x->p->runs.at[run], from);
+            r = add_copies(x, run, from);
     }
     return r;
 }
@@ -358,9 +406,12 @@ static int encode_runs(struct encoder *x)
         const struct plan_run *run = &p->runs.at[i];
         const struct plan_group *g = &p->groups.at[run->group];
         bool source = x->set_here[g->source], takers = x->set_here[g->takers];
-        for (uint32_t m = run->member; (source || takers) && m < run->member + run->count && r == 0;
-             m++)
-            r = hold_cell(x, g, p->members.at[m], run->piece);
+        uint32_t first;
+        if (!source && !takers)
+            continue;
+        r = run_cells(x, i, &first);
+        if (r == 0)
+            r = add_holds(x, g, first, run->count);
         if (source && takers && r == 0)
             r = run_copies(x, i, &h);
     }
@@ -417,14 +468,13 @@ static int edge_places(struct encoder *x, const struct plan_edge *e, const struc
     return r == 0 ? list_index(x, ret) : r;
 }
 
-static int run_items(struct encoder *x, const struct plan_run *run, struct program_item item)
+static int run_items(struct encoder *x, uint32_t run, struct program_item item)
 {
-    const struct plan *p = x->p;
-    int r = 0;
-    for (uint32_t m = run->member; m < run->member + run->count && r == 0; m++) {
-        r = cell_index(x, p->members.at[m], p->groups.at[run->group].cell, run->piece, &item.cell);
-        if (r == 0)
-            r = add_item(x, item);
+    uint32_t first, count = x->p->runs.at[run].count;
+    int r = run_cells(x, run, &first);
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        item.cell = first + i;
+        r = add_item(x, item);
     }
     return r;
 }
@@ -438,7 +488,7 @@ static int edge_items(struct encoder *x, const struct plan_edge *e, bool send)
         struct program_item item = {.from = PROGRAM_NONE, .places = PROGRAM_NONE};
         r = send ? edge_from(x, e, batch, &item.from) : edge_places(x, e, batch, &item.places);
         for (uint32_t k = 0; k < batch->n_runs && r == 0; k++)
-            r = run_items(x, &p->runs.at[p->batch_runs.at[batch->first_run + k]], item);
+            r = run_items(x, p->batch_runs.at[batch->first_run + k], item);
     }
     return r;
 }
@@ -587,7 +637,7 @@ static int cast_item(struct encoder *x, const struct cast_record *k, const struc
     const struct plan *p = x->p;
     struct program_item item = {.from = PROGRAM_NONE, .places = PROGRAM_NONE};
     uint32_t end, giver = cast_giver(p, c, cell, &end), place;
-    int r = cell_index(x, c->unit, cell, NONE32, &item.cell);
+    int r = cell_index(x, c->unit, cell, &item.cell);
     if (r != 0)
         return r;
     if (k->send && (k->hop == 0 || (k->hop == 1 && giver == NONE32))) {
@@ -654,7 +704,7 @@ static int cast_copies(struct encoder *x, const struct plan_cast *c)
         if (r == 0)
             r = list_index(x, &copy.item.places);
         if (r == 0)
-            r = cell_index(x, c->unit, cell, NONE32, &copy.item.cell);
+            r = cell_index(x, c->unit, cell, &copy.item.cell);
         if (r == 0)
             r = vec_reserve(&x->v_copies, x->v_copies.n + 1);
         if (r == 0)
@@ -670,8 +720,12 @@ static int cast_holds(struct encoder *x, const struct plan_cast *c)
     int r = 0;
     for (uint32_t cell = 0; cell < class->n_cells && r == 0; cell++) {
         const struct plan_group *g = &x->p->groups.at[class->first_group + cell];
-        if (x->set_here[g->source] || x->set_here[g->takers])
-            r = hold_cell(x, g, c->unit, NONE32);
+        uint32_t index;
+        if (!x->set_here[g->source] && !x->set_here[g->takers])
+            continue;
+        r = cell_index(x, c->unit, cell, &index);
+        if (r == 0)
+            r = add_holds(x, g, index, 1);
     }
     return r;
 }
@@ -726,22 +780,19 @@ static int message_compare(const void *a, const void *b)
     return p->m.begin < q->m.begin ? -1 : p->m.begin > q->m.begin;
 }
 
-static int hold_compare(const void *a, const void *b)
-{
-    const struct program_hold *p = a, *q = b;
-    if (p->place != q->place)
-        return p->place < q->place ? -1 : 1;
-    return p->cell < q->cell ? -1 : p->cell > q->cell;
-}
-
 static int find_devices(struct encoder *x)
 {
     const struct plan *p = x->p;
     uint32_t n = p->topology->n_devices;
     x->local = mem_alloc((n + 1U) * sizeof *x->local);
     x->set_here = mem_calloc(p->sets.n + 1, 1);
-    if (x->local == NULL || x->set_here == NULL)
+    x->run_cells = mem_alloc((p->runs.n + 1) * sizeof *x->run_cells);
+    x->unit_tensor = mem_alloc((p->units.n + 1) * sizeof *x->unit_tensor);
+    if (x->local == NULL || x->set_here == NULL || x->run_cells == NULL || x->unit_tensor == NULL)
         return RS_ENOMEM;
+    memset(x->run_cells, 0xFF, p->runs.n * sizeof *x->run_cells);
+    memset(x->unit_tensor, 0xFF, p->units.n * sizeof *x->unit_tensor);
+    x->box_found = (struct box_found){.shape = NONE32};
     for (uint32_t d = 0; d < n; d++) {
         x->local[d] = NONE32;
         if (p->topology->devices[d].node != x->node)
@@ -757,15 +808,37 @@ static int find_devices(struct encoder *x)
     return 0;
 }
 
+/* By (place, cell): they were added with ascending cells, so it is enough to part them by place. */
+static int sort_holds(struct encoder *x)
+{
+    size_t n_places = x->v_places.n, n = x->v_holds.n;
+    size_t *at = mem_calloc(n_places + 1, sizeof *at);
+    struct program_hold *sorted = mem_alloc(n * sizeof *sorted);
+    if (at == NULL || sorted == NULL) {
+        mem_free(at);
+        mem_free(sorted);
+        return RS_ENOMEM;
+    }
+    for (size_t i = 0; i < n; i++)
+        at[x->v_holds.at[i].place + 1]++;
+    for (size_t i = 0; i < n_places; i++)
+        at[i + 1] += at[i];
+    for (size_t i = 0; i < n; i++)
+        sorted[at[x->v_holds.at[i].place]++] = x->v_holds.at[i];
+    mem_free(at);
+    mem_free(x->v_holds.at);
+    x->v_holds.at = sorted;
+    x->v_holds.capacity = n;
+    return 0;
+}
+
 /* Copies behind the streams' items, by device; messages by device in their order; holds sorted. */
 static int lay_out(struct encoder *x)
 {
-    int r = 0;
+    uint32_t at = 0;
+    int r = sort_holds(x);
     if (x->v_messages.n > 0)
         qsort(x->v_messages.at, x->v_messages.n, sizeof *x->v_messages.at, message_compare);
-    if (x->v_holds.n > 0)
-        qsort(x->v_holds.at, x->v_holds.n, sizeof *x->v_holds.at, hold_compare);
-    uint32_t at = 0;
     for (uint32_t d = 0; d < x->v_devices.n && r == 0; d++) {
         struct program_device *out = &x->v_devices.at[d];
         out->first_copy = (uint32_t)x->v_items.n;
@@ -830,9 +903,10 @@ static void encoder_close(struct encoder *x)
     map_close(&x->boxes);
     map_close(&x->places);
     map_close(&x->lists);
-    map_close(&x->tensors);
     mem_free(x->local);
     mem_free(x->set_here);
+    mem_free(x->run_cells);
+    mem_free(x->unit_tensor);
     mem_free(x->v_tensors.at);
     mem_free(x->v_boxes.at);
     mem_free(x->v_cells.at);
@@ -845,6 +919,7 @@ static void encoder_close(struct encoder *x)
     mem_free(x->v_holds.at);
     mem_free(x->v_devices.at);
     mem_free(x->list.at);
+    mem_free(x->hold_places.at);
     mem_free(x->v_records.at);
 }
 
