@@ -149,11 +149,47 @@ static enum MHD_Result send_error(struct MHD_Connection *to, int code, const str
     return send_json(to, http, json_pack("{sbss}", "ok", 0, "error", err_text(e, code)));
 }
 
+/* Of a model's last refit; NULL: it has none, or can't be had now. */
+static json_t *phases_of_last(struct serve *s, const json_t *model)
+{
+    const json_t *last = json_object_get(model, "last");
+    json_t *reply, *phases = NULL;
+    struct err e = {0};
+    if (last == NULL)
+        return NULL;
+    json_t *request = json_pack("{sssI}", "model", jstr(model, "model"), "version",
+                                (json_int_t)jnum(last, "version"));
+    if (ask(s, CTL_TIMELINE, request, &reply, &e) != 0)
+        return NULL;
+    const json_t *version = json_array_get(json_object_get(reply, "versions"), 0);
+    if (version != NULL)
+        phases = phases_of(version);
+    json_decref(reply);
+    return phases;
+}
+
+/* A status with "last_phases" (ctl_metrics.h). NULL: status is. */
+static json_t *with_phases(struct serve *s, const json_t *status)
+{
+    json_t *all = json_copy((json_t *)(uintptr_t)status), *phases = json_object(), *m;
+    size_t i;
+    json_array_foreach(json_object_get(status, "models"), i, m)
+    {
+        json_t *p = phases_of_last(s, m);
+        if (p != NULL)
+            (void)json_object_set_new(phases, jstr(m, "model"), p);
+    }
+    (void)json_object_set_new(all, "last_phases", phases);
+    return all;
+}
+
 static enum MHD_Result send_metrics(struct serve *s, struct MHD_Connection *to)
 {
+    json_t *all = with_phases(s, status_of(s));
     struct buf b;
     buf_init(&b);
-    metrics_write(status_of(s), &b);
+    metrics_write(all, &b);
+    json_decref(all);
     enum MHD_Result r = buf_error(&b) == 0 ? send_text(to, MHD_HTTP_OK, "text/plain; version=0.0.4",
                                                        b.data, b.n_bytes)
                                            : MHD_NO;

@@ -20,7 +20,11 @@ static const char *const usage =
     "other: wire time, trainer stall, and each worker's pause to resume (from its own marks "
     "`pause`\n"
     "and `resume`); the phases, slowest first, and the instances and workers that were slowest in "
-    "them.\n"
+    "them. Phases from the submission to the end add up to the total: queue (behind the version "
+    "in flight),\n"
+    "retry (attempts before the newest), gather (publications, receivers), plan, prepare, ready "
+    "(instances\n"
+    "pause), start (to the first byte), wire, verify, accept, commit; apply comes after.\n"
     "With two versions or more: each phase's distribution over them, firsts of an epoch apart, the "
     "refit's\n"
     "share of the cycle, and what a faster one could still save.\n"
@@ -124,7 +128,7 @@ static void print_times(const json_t *record, const json_t *marks)
     (void)printf("\n");
 }
 
-/* "wire 1.20 s (61 %), verify 0.40 s (20 %), …": slowest first; the share is of the time to the commit. */
+/* "wire 1.20 s (61 %), verify 0.40 s (20 %), …": slowest first; the share is of the total, of which apply is no part. */
 static void print_phases(const json_t *v)
 {
     json_t *phases = phases_of(v), *p;
@@ -277,9 +281,9 @@ static void print_cycle(const json_t *versions)
 
 static bool is_phase(const json_t *mark)
 {
-    static const char *const names[] = {"submitted",  "planned",   "prepared", "started",
-                                        "first_byte", "last_byte", "verified", "committed",
-                                        "aborted",    "superseded"};
+    static const char *const names[] = {"submitted", "begun",     "gathered",   "planned",
+                                        "prepared",  "started",   "first_byte", "last_byte",
+                                        "verified",  "committed", "aborted",    "superseded"};
     for (size_t i = 0; jstr(mark, "who")[0] == '\0' && i < sizeof names / sizeof *names; i++)
         if (strcmp(jstr(mark, "name"), names[i]) == 0)
             return true;
@@ -289,6 +293,16 @@ static bool is_phase(const json_t *mark)
 static double trace_us(const json_t *record, const json_t *mark)
 {
     return ((double)jnum(record, "submitted_wall_ns") + (double)at_ns(mark)) / 1e3;
+}
+
+/* "queue: submitted → begun"; without the phase where more than one lies between these marks. */
+static void trace_span_name(const json_t *from, const json_t *to, char *ret, size_t capacity)
+{
+    bool submitted = strcmp(jstr(from, "name"), "submitted") == 0;
+    bool accepted = strcmp(jstr(from, "name"), "verified") == 0;
+    const char *phase = accepted ? NULL : phases_ended_by(jstr(to, "name"), submitted);
+    (void)snprintf(ret, capacity, "%s%s%s → %s", phase != NULL ? phase : "",
+                   phase != NULL ? ": " : "", jstr(from, "name"), jstr(to, "name"));
 }
 
 /* Events of one version: a span between one phase mark and the next, an instant for the rest. */
@@ -310,7 +324,7 @@ static int trace_version(json_t *events, const char *model, const json_t *v)
             continue;
         if (phase != NULL) {
             char name[160];
-            (void)snprintf(name, sizeof name, "%s → %s", jstr(phase, "name"), jstr(m, "name"));
+            trace_span_name(phase, m, name, sizeof name);
             e = json_pack("{sssssfsfsssIs{sssI}}", "name", name, "ph", "X", "ts",
                           trace_us(record, phase), "dur", (double)(at_ns(m) - at_ns(phase)) / 1e3,
                           "tid", "version", "pid", version, "args", "model", model, "attempt",

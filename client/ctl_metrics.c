@@ -202,6 +202,22 @@ static void write_bytes(const struct family *f, const json_t *s, struct buf *to)
     }
 }
 
+/* Of each model's last refit. A phase that it had not shows nothing. */
+static void write_phases(const struct family *f, const json_t *s, struct buf *to)
+{
+    const char *model;
+    json_t *phases, *p;
+    size_t i;
+    json_object_foreach(json_object_get(s, "last_phases"), model, phases)
+    {
+        json_array_foreach(phases, i, p)
+        {
+            const char *labels[] = {"model", model, "phase", jstr(p, "phase")};
+            put_seconds(f, to, labels, COUNT(labels), jnum(p, "took_ns"));
+        }
+    }
+}
+
 /* How many of a model's `key` ("workers", "instances") are in each state; `parts` are the states. */
 static void write_states(const struct family *f, const json_t *s, struct buf *to)
 {
@@ -276,8 +292,8 @@ static const struct family families[] = {
     {"reshard_in_flight_phase", "gauge", "1 at its phase.", write_phase, NULL, phases, NULL},
     {"reshard_in_flight_bytes", "gauge", "Its bytes so far, by tier.", write_bytes, "in_flight",
      tiers, NULL},
-    {"reshard_last_version", "gauge", "The newest version that ended.", write_model, "version",
-     NULL, "last"},
+    {"reshard_last_version", "gauge", "The version whose attempt ended last.", write_model,
+     "version", NULL, "last"},
     {"reshard_last_attempts", "gauge", "Attempts that it took.", write_model, "attempts", NULL,
      "last"},
     {"reshard_last_total_seconds", "gauge", "From its submit to its end.", write_model, "total_ns",
@@ -286,6 +302,9 @@ static const struct family families[] = {
      "wire_ns", NULL, "last"},
     {"reshard_last_stall_seconds", "gauge", "That its sources had to wait.", write_model,
      "stall_ns", NULL, "last"},
+    {"reshard_last_phase_seconds", "gauge",
+     "Its phases (reshardctl timeline --help); all but apply add up to its total.", write_phases,
+     NULL, NULL, NULL},
     {"reshard_last_bytes", "gauge", "Its bytes, by tier.", write_bytes, "last", tiers, NULL},
     {"reshard_catch_up_instances_total", "counter", "Instances brought up to a committed version.",
      write_model, "instances", NULL, "catch_ups"},

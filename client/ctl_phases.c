@@ -13,15 +13,27 @@
 
 #include "base/banned.h"
 
-/* Marks in the order of a version's life, and the phase that each ends. `each`: several set it, the last one counts. */
+/* Marks in the order of a version's life, and the phase that each ends. */
 static const struct point {
     const char *mark, *phase;
-    bool each;
-} points[] = {
-    {"submitted", NULL, false},     {"planned", "plan", false},     {"prepared", "prepare", false},
-    {"first_byte", "start", false}, {"last_byte", "wire", false},   {"verified", "verify", false},
-    {"accepted", "accept", true},   {"committed", "commit", false}, {"applied", "apply", true}};
+    enum { NEWEST, FIRST } attempt; /* of those since it was submitted */
+    bool each;                      /* several set it, the last one counts */
+} points[] = {{"submitted", NULL, FIRST, false},    {"begun", "queue", FIRST, false},
+              {"begun", "retry", NEWEST, false},    {"gathered", "gather", NEWEST, false},
+              {"planned", "plan", NEWEST, false},   {"prepared", "prepare", NEWEST, false},
+              {"started", "ready", NEWEST, false},  {"first_byte", "start", NEWEST, false},
+              {"last_byte", "wire", NEWEST, false}, {"verified", "verify", NEWEST, false},
+              {"accepted", "accept", NEWEST, true}, {"committed", "commit", NEWEST, false},
+              {"applied", "apply", NEWEST, true}};
 enum { N_POINTS = sizeof points / sizeof *points };
+
+const char *phases_ended_by(const char *mark, bool since_submitted)
+{
+    for (size_t i = 1; i < N_POINTS; i++)
+        if (strcmp(points[i].mark, mark) == 0 && (points[i].attempt == NEWEST || since_submitted))
+            return points[i].phase;
+    return NULL;
+}
 
 static json_int_t at_ns(const json_t *mark)
 {
@@ -37,21 +49,44 @@ static uint64_t newest_attempt(const json_t *marks)
     return newest;
 }
 
-/* The last mark of that name in the newest attempt (the submission comes before any); NULL: there is none. */
-static const json_t *find(const json_t *marks, const struct point *p)
+/* The first attempt since it was submitted: one of an earlier submission may have gone before. */
+static uint64_t first_attempt(const json_t *marks)
 {
-    uint64_t newest = newest_attempt(marks);
+    uint64_t first = 0;
+    size_t i;
+    json_t *m;
+    json_array_foreach(marks, i, m) if (strcmp(jstr(m, "name"), "submitted") == 0 &&
+                                        jnum(m, "attempt") > first) first = jnum(m, "attempt");
+    return first;
+}
+
+/* The last mark of that name in an attempt; NULL: there is none. */
+static const json_t *find_in(const json_t *marks, const char *name, bool each, uint64_t attempt)
+{
     const json_t *found = NULL;
     size_t i;
     json_t *m;
     json_array_foreach(marks, i, m)
     {
-        bool mine = p->phase == NULL || jnum(m, "attempt") == newest;
-        bool right = p->each || jstr(m, "who")[0] == '\0';
-        if (mine && right && strcmp(jstr(m, "name"), p->mark) == 0)
+        bool right = each || jstr(m, "who")[0] == '\0';
+        if (jnum(m, "attempt") == attempt && right && strcmp(jstr(m, "name"), name) == 0)
             found = m;
     }
     return found;
+}
+
+static const json_t *find(const json_t *marks, const struct point *p)
+{
+    return find_in(marks, p->mark, p->each,
+                   p->attempt == FIRST ? first_attempt(marks) : newest_attempt(marks));
+}
+
+/* The mark of an end that is no commit; NULL: there is none. */
+static const json_t *find_end(const json_t *marks)
+{
+    uint64_t newest = newest_attempt(marks);
+    const json_t *aborted = find_in(marks, "aborted", false, newest);
+    return aborted != NULL ? aborted : find_in(marks, "superseded", false, newest);
 }
 
 static int slower_first(const void *a, const void *b)
@@ -80,20 +115,30 @@ static json_t *sorted(json_t *array)
     return ret;
 }
 
-/* In their order in time. */
+static void put_phase(json_t *phases, const char *phase, const json_t *from, const json_t *to)
+{
+    (void)json_array_append_new(phases, json_pack("{sssIsI}", "phase", phase, "from_ns",
+                                                  at_ns(from), "took_ns", at_ns(to) - at_ns(from)));
+}
+
+/* In their order in time. What is between the first mark and the last is in exactly one phase, so they add up. */
 static json_t *phases_in_order(const json_t *version)
 {
     const json_t *marks = json_object_get(version, "marks"), *before = NULL;
+    const json_t *end = find_end(marks);
     json_t *phases = json_array();
+    const char *next = NULL; /* the phase that was not ended by its own mark */
     for (size_t i = 0; i < N_POINTS; i++) {
-        const json_t *m = find(marks, &points[i]);
-        if (m == NULL)
-            continue;
-        if (before != NULL && at_ns(m) >= at_ns(before))
-            (void)json_array_append_new(phases, json_pack("{sssI}", "phase", points[i].phase,
-                                                          "took_ns", at_ns(m) - at_ns(before)));
-        before = m;
+        const json_t *m = end != NULL && points[i].each ? NULL : find(marks, &points[i]);
+        bool retried = before != NULL && m == before; /* no: it is the first attempt still */
+        if (m != NULL && before != NULL && !retried && at_ns(m) >= at_ns(before))
+            put_phase(phases, points[i].phase, before, m);
+        if (m != NULL && (before == NULL || at_ns(m) >= at_ns(before)))
+            before = m;
+        next = m != NULL ? NULL : next == NULL ? points[i].phase : next;
     }
+    if (end != NULL && before != NULL && next != NULL && at_ns(end) >= at_ns(before))
+        put_phase(phases, next, before, end);
     return phases;
 }
 
@@ -124,8 +169,8 @@ static const json_t *resume_of(const json_t *marks, size_t pause)
 
 json_t *phases_slowest(const json_t *version)
 {
-    static const struct point verified = {"verified", "verify", false},
-                              committed = {"committed", "commit", false};
+    static const struct point verified = {"verified", "verify", NEWEST, false},
+                              committed = {"committed", "commit", NEWEST, false};
     const json_t *marks = json_object_get(version, "marks");
     const json_t *from_verified = find(marks, &verified), *from_commit = find(marks, &committed);
     uint64_t newest = newest_attempt(marks);

@@ -1,15 +1,30 @@
 /* Where the time of versions went: phases, and who was slowest in them. Pure, from Timeline's marks.
  *
- * A phase is what lies between two marks of the version's newest attempt, named by what it ended with: plan, prepare, start
- * (to the first byte), wire, verify, accept (to the last instance's verdict), commit, apply (to the last worker's; after
- * the commit, so no part of total_ns). A phase of which a mark is missing is joined to the next one. */
+ * A phase is what lies between two marks of a version, named by what it ended with. From its submission to its end they add
+ * up to total_ns:
+ *   queue    until its first attempt begins: the submission is made durable, and it waits behind the version in flight
+ *   retry    what attempts before the newest took
+ *   gather   until every source worker has published it and who is to receive it is there
+ *   plan, prepare
+ *   ready    until in_place instances have paused and other models' refits have left the devices
+ *   start    to the first byte
+ *   wire, verify
+ *   accept   to the last instance's verdict
+ *   commit   until that is durable
+ * and beyond it apply (to the last worker's). A phase of which a mark is missing is joined to the next one. Of a version that
+ * was aborted or superseded the phase that it was in ends with that. */
 #ifndef RS_CLIENT_CTL_PHASES_H
 #define RS_CLIENT_CTL_PHASES_H
 
+#include <stdbool.h>
+
 struct json_t; /* jansson's */
 
-/* [{"phase", "took_ns"}, …] of one version ({"record", "marks"} as Timeline gives it), slowest first. NULL: out of memory. */
+/* [{"phase", "from_ns" (since the submission), "took_ns"}, …] of one version ({"record", "marks"} as Timeline gives it), slowest first. NULL: out of memory. */
 struct json_t *phases_of(const struct json_t *version);
+
+/* The phase that a mark ends; NULL: none. `since_submitted`: the mark before it is the submission. */
+const char *phases_ended_by(const char *mark, bool since_submitted);
 
 /* [{"phase", "who", "took_ns"}, …], slowest first: publish (since the submission) per source worker, accept (since verified) per
  * instance, apply (since the commit) and pause (to its resume) per worker. */

@@ -93,6 +93,10 @@ static const struct column acceptance_columns[] = {TEXT("model", model),
 static const struct column drain_columns[] = {TEXT("node", drain.node),
                                               U64("since_wall_ns", drain.since_wall_ns)};
 
+static const struct column ended_columns[] = {
+    TEXT("model", model), U64("version", ended.version), U64("attempt", ended.attempt),
+    U64("total_ns", ended.total_ns), U64("stall_ns", ended.stall_ns)};
+
 /* The mark's number, ?8, is bound by the writer. */
 static const struct column mark_columns[] = {
     TEXT("model", model),        U64("version", mark.version), U64("attempt", mark.attempt),
@@ -180,6 +184,10 @@ const struct table ledger_tables[LEDGER_MARK + 1] = {
                       "CREATE TABLE drains (node TEXT PRIMARY KEY, since_wall_ns INTEGER NOT NULL)",
                       "INSERT OR REPLACE INTO drains VALUES (?1, ?2)", drain_columns,
                       N(drain_columns)},
+    [LEDGER_ENDED] = {"versions", NULL,
+                      "UPDATE versions SET total_ns = ?4, stall_ns = ?5 WHERE model = ?1 AND "
+                      "version = ?2 AND attempt = ?3",
+                      ended_columns, N(ended_columns)},
     [LEDGER_MARK] =
         {"marks",
          "CREATE TABLE marks (model TEXT NOT NULL, version INTEGER NOT NULL, attempt INTEGER NOT "

@@ -16,8 +16,8 @@ struct column {
 };
 
 struct table {
-    const char *name; /* NULL: no such kind */
-    const char *create;
+    const char *name;   /* NULL: no such kind */
+    const char *create; /* NULL: the table is another kind's */
     const char *upsert;
     const struct column *columns; /* in the order of the upsert's parameters */
     size_t n_columns;

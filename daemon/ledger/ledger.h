@@ -10,7 +10,8 @@
  * is. A crash between submit and done leaves the whole of the transaction or nothing of it.
  *
  * Marks (ledger_mark) are not part of that: they are written in batches, within about a second, and
- * a crash may lose the last ones.
+ * a crash may lose the last ones. What ledger_ended is given is written at once, with the marks before it and before
+ * any later transaction, but without waiting for the disk: it outlives the daemon, though perhaps not the machine.
  *
  * The file: WAL, synchronous=FULL, application_id "rshd", user_version = schema, a store id made
  * once. One writer thread owns it; the loop thread only reads, through a connection of its own. A
@@ -53,7 +54,7 @@ typedef int (*ledger_row_fn)(const struct ledger_record *row, void *arg);
 
 struct ledger_vtable {
     void (*submit)(struct ledger *l, struct ledger_transaction *t);
-    int (*mark)(struct ledger *l, const char *model, const struct ledger_mark *m);
+    int (*lazy)(struct ledger *l, const struct ledger_record *record); /* MARK, ENDED */
     int (*load)(struct ledger *l, ledger_row_fn fn, void *arg, struct err *e);
     int (*versions)(struct ledger *l, const char *model, uint64_t version, uint32_t last,
                     ledger_row_fn fn, void *arg, struct err *e);
@@ -79,7 +80,15 @@ static inline void ledger_submit(struct ledger *l, struct ledger_transaction *t)
  * dropped). */
 static inline int ledger_mark(struct ledger *l, const char *model, const struct ledger_mark *m)
 {
-    return l->vtable->mark(l, model, m);
+    return l->vtable->lazy(
+        l, &(struct ledger_record){.kind = LEDGER_MARK, .model = model, .mark = *m});
+}
+
+/* A version's times, after its end is durable. Errors as of ledger_mark: the row then says what it said. */
+static inline int ledger_ended(struct ledger *l, const char *model, const struct ledger_ended *x)
+{
+    return l->vtable->lazy(
+        l, &(struct ledger_record){.kind = LEDGER_ENDED, .model = model, .ended = *x});
 }
 
 /* Everything that a start needs, in one pass, in this order: layouts, models, members, versions

@@ -89,6 +89,7 @@ static bool same_key(const struct ledger_record *a, const struct ledger_record *
                same(a->acceptance.layout_name, b->acceptance.layout_name);
     case LEDGER_DRAIN:
         return same(a->drain.node, b->drain.node);
+    case LEDGER_ENDED:
     case LEDGER_MARK:
         return false;
     }
@@ -183,11 +184,28 @@ static int write_all(struct ledger_store *store, const struct ledger_transaction
     return 0;
 }
 
+static void set_times(struct ledger_store *s, const struct ledger_record *ended)
+{
+    for (size_t i = 0; i < s->n_rows; i++) {
+        struct ledger_record *r = s->rows[i].record;
+        if (r->kind != LEDGER_VERSION || !same(r->model, ended->model) ||
+            r->version.version != ended->ended.version ||
+            r->version.attempt != ended->ended.attempt)
+            continue;
+        r->version.total_ns = ended->ended.total_ns;
+        r->version.stall_ns = ended->ended.stall_ns;
+    }
+}
+
 static int write_marks(struct ledger_mem *m)
 {
-    for (size_t i = 0; i < m->marks.n_rows; i++)
-        if (store_put(m->store, m->marks.rows[i].record) != 0)
+    for (size_t i = 0; i < m->marks.n_rows; i++) {
+        const struct ledger_record *r = m->marks.rows[i].record;
+        if (r->kind == LEDGER_ENDED)
+            set_times(m->store, r);
+        else if (store_put(m->store, r) != 0)
             return RS_ENOMEM;
+    }
     store_clear(&m->marks);
     return 0;
 }
@@ -212,13 +230,13 @@ static void decide(struct ledger_mem *m, struct ledger_transaction *t)
 {
     t->err = (struct err){0};
     int rc = fault(m);
+    if (rc == 0) /* what was told before it comes before it */
+        (void)write_marks(m);
     if (rc != 0)
         (void)err_set(&t->err, rc, "ledger: a failure that the test asked for");
     else if ((rc = write_all(m->store, t)) != 0)
         (void)err_set(&t->err, rc, "ledger: out of memory");
     t->code = rc;
-    if (rc == 0)
-        (void)write_marks(m);
 }
 
 size_t ledger_mem_release(struct ledger *l, size_t n)
@@ -250,10 +268,9 @@ static void mem_submit(struct ledger *l, struct ledger_transaction *t)
     rs_assert(mailbox_post(m->loop, &t->item));
 }
 
-static int mem_mark(struct ledger *l, const char *model, const struct ledger_mark *mark)
+static int mem_lazy(struct ledger *l, const struct ledger_record *record)
 {
-    return store_put(&of(l)->marks,
-                     &(struct ledger_record){.kind = LEDGER_MARK, .model = model, .mark = *mark});
+    return store_put(&of(l)->marks, record);
 }
 
 /* --- reading --- */
@@ -381,7 +398,7 @@ void ledger_mem_set_faults(struct ledger *l, const struct ledger_mem_faults *f)
 int ledger_mem_open(struct ledger_store *store, struct mailbox *loop, struct ledger **ret)
 {
     static const struct ledger_vtable vtable = {.submit = mem_submit,
-                                                .mark = mem_mark,
+                                                .lazy = mem_lazy,
                                                 .load = mem_load,
                                                 .versions = mem_versions,
                                                 .timeline = mem_timeline,

@@ -24,9 +24,11 @@ enum {
     MARK_DELAY_S = 1   /* else after this long */
 };
 
+/* Or times of a version that has ended. */
 struct waiting_mark {
     struct queue link;
-    uint64_t number; /* its key in the table: tells the reader which ones it has read already */
+    uint64_t
+        number; /* a mark's key in the table: tells the reader which ones it has read already */
     struct ledger_record *record;
     void *bytes;
 };
@@ -183,6 +185,7 @@ static int write_marks(struct ledger_sqlite *l, struct queue *marks)
  * returns with the mutex held. */
 static void flush_marks(struct ledger_sqlite *l)
 {
+    l->ended = false;
     queue_move(&l->marks, &l->writing); /* behind those that could not be written before */
     if (queue_empty(&l->writing))
         return;
@@ -230,7 +233,9 @@ static void *writer_main(void *arg)
     struct timespec marks_due = later(MARK_DELAY_S);
     (void)pthread_mutex_lock(&l->mutex);
     while (!l->stop || !queue_empty(&l->transactions)) {
-        if (!queue_empty(&l->transactions)) {
+        if (l->ended) {
+            flush_marks(l);
+        } else if (!queue_empty(&l->transactions)) {
             write_next(l);
         } else if (l->n_marks > 0 && (l->n_marks >= MARK_BATCH || passed(&marks_due))) {
             flush_marks(l);
@@ -259,14 +264,13 @@ static void sqlite_submit(struct ledger *base, struct ledger_transaction *t)
     (void)pthread_mutex_unlock(&l->mutex);
 }
 
-static int sqlite_mark(struct ledger *base, const char *model, const struct ledger_mark *mark)
+static int sqlite_lazy(struct ledger *base, const struct ledger_record *record)
 {
     struct ledger_sqlite *l = of(base);
-    struct ledger_record record = {.kind = LEDGER_MARK, .model = model, .mark = *mark};
     struct waiting_mark *m = mem_zalloc(sizeof *m);
     if (m == NULL)
         return RS_ENOMEM;
-    int rc = ledger_records_copy(&record, 1, &m->record, &m->bytes);
+    int rc = ledger_records_copy(record, 1, &m->record, &m->bytes);
     if (rc != 0) {
         mem_free(m);
         return rc;
@@ -275,9 +279,10 @@ static int sqlite_mark(struct ledger *base, const char *model, const struct ledg
     if (l->n_marks >= MAX_MARKS) {
         rc = RS_EEXHAUSTED;
     } else {
-        m->number = l->next_mark++;
+        l->ended |= record->kind == LEDGER_ENDED;
+        m->number = record->kind == LEDGER_MARK ? l->next_mark++ : 0;
         queue_push(&l->marks, &m->link);
-        if (l->n_marks++ == 0 || l->n_marks >= MARK_BATCH)
+        if (l->n_marks++ == 0 || l->n_marks >= MARK_BATCH || l->ended)
             (void)pthread_cond_signal(&l->wake);
     }
     (void)pthread_mutex_unlock(&l->mutex);
@@ -401,7 +406,8 @@ static int merge_list(struct merge *m, const struct queue *list, const char *mod
     int rc = 0;
     queue_foreach (q, list) {
         const struct waiting_mark *w = container_of(q, struct waiting_mark, link);
-        if (rc == 0 && w->number > in_file && w->record->mark.version == version &&
+        bool mark = w->record->kind == LEDGER_MARK;
+        if (rc == 0 && mark && w->number > in_file && w->record->mark.version == version &&
             strcmp(w->record->model, model) == 0)
             rc = merge_add(m, w->record);
     }
@@ -510,7 +516,7 @@ static void sqlite_close(struct ledger *base)
 static struct ledger_sqlite *sqlite_new(const char *path, struct mailbox *loop)
 {
     static const struct ledger_vtable vtable = {.submit = sqlite_submit,
-                                                .mark = sqlite_mark,
+                                                .lazy = sqlite_lazy,
                                                 .load = sqlite_load,
                                                 .versions = sqlite_versions,
                                                 .timeline = sqlite_timeline,

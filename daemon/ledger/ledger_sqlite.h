@@ -37,6 +37,7 @@ struct ledger_sqlite {
     struct queue marks;   /* struct waiting_mark */
     struct queue writing; /* those that the writer has in hand: it alone changes the list */
     size_t n_marks;
+    bool ended; /* among the marks are times of a version that has ended: not to wait */
     uint64_t next_mark;
     bool stop;
 };

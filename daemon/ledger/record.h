@@ -21,6 +21,7 @@ enum ledger_kind {
     LEDGER_ATTEMPT,    /* key: model, attempt */
     LEDGER_ACCEPTANCE, /* key: model, version, layout name, instance, attempt */
     LEDGER_DRAIN,      /* key: node */
+    LEDGER_ENDED,      /* changes the row of its model and version, where that is of its attempt */
     LEDGER_MARK        /* no key: appended */
 };
 
@@ -68,8 +69,8 @@ struct ledger_version {
     const char *reason; /* ABORTED, SUPERSEDED; NULL or "": none */
     uint64_t submitted_wall_ns;
     uint64_t committed_wall_ns;
-    /* Submitted to the decision that this row records (durable a little later), first to last byte,
-     * submitted to source released. */
+    /* Submitted to ended, durably; first to last byte; submitted to source released. The transaction that ends a version
+     * can't know the first and perhaps not the last: it has them up to the decision, and LEDGER_ENDED follows. */
     uint64_t total_ns, wire_ns, stall_ns;
     uint64_t landed, network, domain, device, skipped, total, network_minimum; /* bytes */
     uint8_t plan_digest[16];
@@ -117,6 +118,13 @@ struct ledger_drain {
     uint64_t since_wall_ns; /* 0: it is in use */
 };
 
+/* Times of a version that are known only once its end is durable. Its `total_ns` is `at_ns` of the mark that ends it. */
+struct ledger_ended {
+    uint64_t version;
+    uint64_t attempt;
+    uint64_t total_ns, stall_ns; /* as in struct ledger_version */
+};
+
 struct ledger_mark {
     uint64_t version;
     uint64_t attempt;
@@ -139,6 +147,7 @@ struct ledger_record {
         struct ledger_attempt attempt;
         struct ledger_acceptance acceptance;
         struct ledger_drain drain;
+        struct ledger_ended ended;
         struct ledger_mark mark;
     };
 };

@@ -57,6 +57,8 @@ static void each_field(struct ledger_record *r, field_fn fn, void *arg)
     case LEDGER_DRAIN:
         text_field(&r->drain.node, fn, arg);
         break;
+    case LEDGER_ENDED:
+        break;
     case LEDGER_MARK:
         text_field(&r->mark.name, fn, arg);
         text_field(&r->mark.who, fn, arg);

@@ -82,7 +82,11 @@ void attempt_begin(struct step *s)
     struct refit_version *v = r->in_flight;
     r->begun = true;
     r->deadline_ns = deadline_after(s, v->prepare_timeout_ms);
-    step_mark(s, v, "submitted", "", v->submitted_ns);
+    if (v->first_attempt == 0) {
+        v->first_attempt = v->attempt;
+        step_mark(s, v, "submitted", "", v->submitted_ns);
+    }
+    step_mark(s, v, "begun", "", s->ev->now_ns);
     foreach_worker (w, r) /* mostly before it was submitted */
         if (w->layout->side == REFIT_SOURCE && !w->gone)
             attempt_mark_published(s, w);
@@ -386,6 +390,7 @@ static void gather(struct step *s)
     r->planning = true;
     if (!choose(s))
         return;
+    step_mark(s, v, "gathered", "", s->ev->now_ns);
     if (feed_nothing(r)) {
         go_without_plan(s);
         return;

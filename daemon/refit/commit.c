@@ -66,7 +66,7 @@ static void commit(struct step *s)
     r->committing = true;
     r->deadline_ns = REFIT_NEVER; /* the ledger answers */
     v->committed_wall_ns = s->ev->wall_ns;
-    v->total_ns = since_submitted(s, v); /* as the ledger has it; set anew when it is durable */
+    v->total_ns = since_submitted(s, v); /* so far: step_ended tells the rest */
     step_record_version(s, v, REFIT_COMMITTED);
     step_record_model(s, v->version);
     step_record_attempt(s, v, REFIT_COMMITTED);
@@ -173,6 +173,7 @@ void attempt_commit_written(struct step *s, const struct refit_write *w, int cod
             worker->ready = 0;
     }
     attempt_release_sources(s, v);
+    step_ended(s, v);
     step_notify(s, v);
     step_answer(s, WAITER_ABORT, v->version, RS_EPRECOND,
                 step_text(s, "version %llu is committed", ULL(v->version)), 0);

@@ -76,6 +76,8 @@ void step_tell(struct step *s, const struct refit_worker *w, enum refit_tell tel
                const struct refit_version *v, const char *reason);
 void step_mark(struct step *s, const struct refit_version *v, const char *name, const char *who,
                uint64_t at_ns);
+/* The version's last times, once its end is durable. */
+void step_ended(struct step *s, const struct refit_version *v);
 /* Records are put first, then step_persist gathers those since the last one. */
 struct ledger_record *step_record(struct step *s, enum ledger_kind kind);
 void step_record_model(struct step *s, uint64_t committed);

@@ -286,6 +286,7 @@ void queue_fill(struct refit_version *v, const struct refit *r, const struct ref
     v->submitted_ns = ev->now_ns;
     v->submitted_wall_ns = ev->wall_ns;
     v->total_ns = v->wire_ns = v->stall_ns = 0;
+    v->first_attempt = 0;
     v->source_released = v->ended_by_restart = false;
     v->durable = false;
     v->code = 0;
@@ -551,7 +552,7 @@ void queue_next(struct step *s)
 void queue_end(struct step *s, struct refit_version *v, enum refit_phase end)
 {
     v->ending = end;
-    v->total_ns = since_submitted(s, v); /* as the ledger has it; set anew when it is durable */
+    v->total_ns = since_submitted(s, v); /* so far: step_ended tells the rest */
     step_record_version(s, v, end);
     if (v->attempt != 0 && v == s->r->in_flight)
         step_record_attempt(s, v, end);
@@ -570,6 +571,7 @@ static void end_in_flight(struct step *s, struct refit_version *v)
         if (w->ready == v->version)
             w->ready = 0;
     attempt_release_sources(s, v);
+    step_ended(s, v);
     v->bytes = refit_version_bytes(r, v);
     r->in_flight = NULL;
     attempt_clear(r);
@@ -593,13 +595,17 @@ void queue_end_written(struct step *s, const struct refit_write *w)
         r->n_superseded++;
     else
         r->n_aborted++;
+    if (v->first_attempt == 0) /* it never had its turn */
+        step_mark(s, v, "submitted", "", v->submitted_ns);
     step_mark(s, v, end == REFIT_SUPERSEDED ? "superseded" : "aborted", "", s->ev->now_ns);
     step_notify(s, v);
     step_answer(s, WAITER_ABORT, v->version, 0, "", 0);
-    if (v == r->in_flight)
+    if (v == r->in_flight) {
         end_in_flight(s, v);
-    else
+    } else {
         attempt_release_sources(s, v);
+        step_ended(s, v);
+    }
 }
 
 /* 0: whatever is in flight or else queued. A catch-up and a rehearsal go by their number too. */

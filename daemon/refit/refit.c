@@ -190,6 +190,15 @@ void step_mark(struct step *s, const struct refit_version *v, const char *name, 
     a->wall_ns = s->ev->wall_ns > ago ? s->ev->wall_ns - ago : 0;
 }
 
+void step_ended(struct step *s, const struct refit_version *v)
+{
+    struct refit_action *a = step_put(s, REFIT_DO_ENDED);
+    a->version = v->version;
+    a->attempt = v->attempt;
+    a->total_ns = v->total_ns;
+    a->stall_ns = v->stall_ns;
+}
+
 /* --- records --- */
 
 struct ledger_record *step_record(struct step *s, enum ledger_kind kind)

@@ -273,7 +273,8 @@ struct refit_version {
     uint32_t n_policies;
     enum refit_release_at release_at;
     uint32_t prepare_timeout_ms, transfer_timeout_ms, accept_timeout_ms;
-    uint64_t attempt; /* newest; 0: none */
+    uint64_t attempt;       /* newest; 0: none */
+    uint64_t first_attempt; /* since it was submitted (again); 0: none has begun */
     uint64_t n_attempts;
     uint64_t epoch;
     bool source_released;
@@ -282,6 +283,8 @@ struct refit_version {
     int code;                    /* with reason */
     uint64_t submitted_ns;       /* monotonic; 0: before this start */
     uint64_t submitted_wall_ns, committed_wall_ns;
+    /* Submitted to ended, durably (0: before this start, by the restart); first to last byte; submitted to the sources'
+     * release. */
     uint64_t total_ns, wire_ns, stall_ns;
     struct refit_bytes bytes;
     uint8_t plan_digest[16];
@@ -581,6 +584,7 @@ enum refit_action_type {
     REFIT_DO_COMMITTED,   /* the model's newest committed version is durable: pollers */
     REFIT_DO_TELL,        /* one worker's event stream */
     REFIT_DO_MARK,        /* a time mark, written lazily */
+    REFIT_DO_ENDED,       /* times of a version that has ended, for the ledger (ledger_ended) */
     REFIT_DO_SET_DEADLINE /* give TICK at at_ns (replaces the one before); REFIT_NEVER: none */
 };
 
@@ -613,12 +617,13 @@ struct refit_action {
      * died since is refused (PREPARE: FAILED, by member.h) or dropped (APPLY: NODE_LOST has answered for
      * it): else a late order would be carried out by its successor. */
     uint64_t data_plane;
-    uint64_t sequence; /* PERSIST */
-    uint64_t at_ns;    /* SET_DEADLINE, PREPARE (its deadline): monotonic */
-    int64_t since_ns;  /* MARK: since the version's submission */
-    uint64_t wall_ns;  /* MARK, COMMITTED */
-    const char *text;  /* REPLY, TELL, NOTIFY, ABORT: in words, or ""; MARK: its name */
-    const char *who;   /* MARK: "rollout/instance 0", "" for the version itself */
+    uint64_t sequence;           /* PERSIST */
+    uint64_t at_ns;              /* SET_DEADLINE, PREPARE (its deadline): monotonic */
+    int64_t since_ns;            /* MARK: since the version's submission */
+    uint64_t wall_ns;            /* MARK, COMMITTED */
+    uint64_t total_ns, stall_ns; /* ENDED: as in struct refit_version */
+    const char *text;            /* REPLY, TELL, NOTIFY, ABORT: in words, or ""; MARK: its name */
+    const char *who;             /* MARK: "rollout/instance 0", "" for the version itself */
     const struct ledger_record *records; /* PERSIST; fingerprints may be filled in by the service */
     size_t n_records;
 };

@@ -418,19 +418,22 @@ static void instances_fill(struct arena *a, Reshard__V1__ModelStatus *to, const 
 
 /* --- status: models ------------------------------------------------------------------------------ */
 
-static const struct refit_version *newest_ended(const struct decider *d)
+/* The version whose attempt ended last. One attempt is in flight at a time and their ids grow, so that the greatest has it; the
+ * greatest number needn't: one that was aborted may be followed by a smaller one. Who never had an attempt is no refit. */
+static const struct refit_version *last_ended(const struct decider *d)
 {
-    for (struct queue *q = d->refit->versions.prev; q != &d->refit->versions; q = q->prev) {
+    const struct refit_version *last = NULL;
+    queue_foreach (q, &d->refit->versions) {
         const struct refit_version *v = container_of(q, struct refit_version, link);
-        if (refit_phase_final(v->phase.state))
-            return v;
+        if (refit_phase_final(v->phase.state) && v->attempt > (last == NULL ? 0 : last->attempt))
+            last = v;
     }
-    return NULL;
+    return last;
 }
 
 static void versions_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct decider *d)
 {
-    const struct refit_version *last = newest_ended(d);
+    const struct refit_version *last = last_ended(d);
     if (d->refit->in_flight != NULL) {
         struct api_refit_state *s = arena_take(a, 1, sizeof *s);
         if (s == NULL)

@@ -247,6 +247,18 @@ static void do_mark(struct decider *d, const struct refit_action *a)
                  a->text, err_name(r));
 }
 
+static void do_ended(struct decider *d, const struct refit_action *a)
+{
+    struct ledger_ended ended = {.version = a->version,
+                                 .attempt = a->attempt,
+                                 .total_ns = a->total_ns,
+                                 .stall_ns = a->stall_ns};
+    int r = ledger_ended(d->coordinator->service->ledger, d->model, &ended);
+    if (r != 0)
+        log_warn("model %s version %" PRIu64 ": its times up to the end not kept: %s", d->model,
+                 a->version, err_name(r));
+}
+
 static void on_deadline(uv_timer_t *t)
 {
     struct refit_event ev = {.type = REFIT_EV_TICK};
@@ -364,6 +376,9 @@ static void action_do(struct decider *d, const struct refit_action *a)
         break;
     case REFIT_DO_MARK:
         do_mark(d, a);
+        break;
+    case REFIT_DO_ENDED:
+        do_ended(d, a);
         break;
     case REFIT_DO_SET_DEADLINE:
         do_set_deadline(d, a);

@@ -72,6 +72,7 @@ FILES = {
     "test_tcp.py": File("is about transport = tcp, which backend = cuda refuses"),
     "test_sleep.py": EVERYWHERE,
     "test_testnet.py": File(OFFLINE),
+    "test_times.py": EVERYWHERE,
     "test_verify.py": EVERYWHERE,
 }
 

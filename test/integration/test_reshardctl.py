@@ -172,7 +172,7 @@ def versions_and_timeline_tell_what_happened(w):
     [t] = w.json("timeline", "m", 2)["versions"]
     names = [x["name"] for x in t["marks"]]
     assert [x["at_ns"] for x in t["marks"]] == sorted(x["at_ns"] for x in t["marks"])
-    for name in ("submitted", "planned", "prepared", "first_byte", "last_byte", "verified", "source_released", "committed"):
+    for name in ("submitted", "begun", "gathered", "planned", "prepared", "first_byte", "last_byte", "verified", "source_released", "committed"):
         assert name in names, (name, names)
     assert names.count("accepted") == 2 and names.count("resume") == 4 and names.count("applied") >= 2
     text = w.ctl("timeline", "m", "--last", 3).stdout
@@ -181,7 +181,10 @@ def versions_and_timeline_tell_what_happened(w):
         assert part in text, (part, text)
     # Phases to the commit add up to the time from submission to commit; who was slowest comes first.
     at = {x["name"]: x["at_ns"] for x in t["marks"] if x["who"] == ""}
-    assert sum(p["took_ns"] for p in t["phases"] if p["phase"] != "apply") == at["committed"] - at["submitted"], t
+    to_commit = [p for p in t["phases"] if p["phase"] != "apply"]
+    assert sum(p["took_ns"] for p in to_commit) == at["committed"] - at["submitted"] == t["record"]["total_ns"], t
+    assert {p["phase"] for p in to_commit} >= {"queue", "gather", "plan", "prepare", "wire", "verify", "accept", "commit"}, t
+    assert sum(p["took_ns"] for p in to_commit if p["from_ns"] < at["gathered"]) == at["gathered"], t
     took = [s["took_ns"] for s in t["slowest"]]
     assert took == sorted(took, reverse=True) and {s["phase"] for s in t["slowest"]} >= {"accept", "apply", "pause"}
     over = w.json("timeline", "m", "--last", 3)["over"]
@@ -211,7 +214,8 @@ def a_chrome_trace_has_spans_and_instants(w):
     events = json.loads(path.read_text())["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
     assert spans and all(e["dur"] >= 0 and e["ts"] > 1e15 for e in spans)
-    assert any(e["name"] == "first_byte → last_byte" for e in spans)
+    names = {e["name"] for e in spans}
+    assert names >= {"queue: submitted → begun", "gather: begun → gathered", "wire: first_byte → last_byte"}, names
     assert {e["name"] for e in events if e["ph"] == "i"} >= {"submitted", "committed", "resume"}
     assert json.loads(w.ctl("timeline", "m", 3, "--chrome", "-").stdout) == json.loads(path.read_text())
     assert len({e["ts"] for e in events}) > 3

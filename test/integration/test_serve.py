@@ -93,6 +93,9 @@ class Serve(unittest.TestCase):
         last = [m for m in self.daemon.status("m").models][0].last
         self.assertAlmostEqual(got["reshard_last_total_seconds", '{model="m"}'], last.total_ns / 1e9, places=6)
         self.assertEqual(got["reshard_last_bytes", '{model="m",tier="network"}'], last.bytes.network)
+        phases = {k[1]: v for k, v in got.items() if k[0] == "reshard_last_phase_seconds"}
+        self.assertLessEqual({f'{{model="m",phase="{p}"}}' for p in ("queue", "gather", "plan", "wire", "commit")}, set(phases))
+        self.assertAlmostEqual(sum(v for k, v in phases.items() if "apply" not in k), last.total_ns / 1e9, places=6)
         self.assertGreater(last.bytes.network, 0)
         states = {k[1]: v for k, v in got.items() if k[0] == "reshard_workers"}
         self.assertEqual(sum(states.values()), 4)  # of the destination

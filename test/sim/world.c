@@ -323,6 +323,8 @@ static void act(struct world *w, const struct refit_action *a)
     case REFIT_DO_MARK:
         w->n_caught_up += strcmp(a->text, "caught_up") == 0;
         break;
+    case REFIT_DO_ENDED:
+        break;
     }
 }
 

@@ -137,6 +137,94 @@ START_TEST(a_phase_without_its_mark_is_part_of_the_next_one)
 }
 END_TEST
 
+/* Submitted, queued until 400; attempt 3 failed at 500, attempt 4 had begun at 520 and committed at 1000. An earlier
+ * submission's attempt 1 was aborted. */
+static json_t *queued_and_retried(void)
+{
+    json_t *marks = json_array();
+    add_mark(marks, "submitted", "", 0, 1);
+    add_mark(marks, "submitted", "", 0, 3);
+    add_mark(marks, "begun", "", 2, 1);
+    add_mark(marks, "aborted", "", 90, 1);
+    add_mark(marks, "begun", "", 400, 3);
+    add_mark(marks, "gathered", "", 450, 3);
+    add_mark(marks, "begun", "", 520, 4);
+    add_mark(marks, "gathered", "", 600, 4);
+    add_mark(marks, "planned", "", 610, 4);
+    add_mark(marks, "prepared", "", 650, 4);
+    add_mark(marks, "started", "", 740, 4);
+    add_mark(marks, "first_byte", "", 739, 4); /* of another node's clock */
+    add_mark(marks, "last_byte", "", 900, 4);
+    add_mark(marks, "verified", "", 940, 4);
+    add_mark(marks, "accepted", "rollout/instance 0", 990, 4);
+    add_mark(marks, "committed", "", 1000, 4);
+    return json_pack("{s{sIsIsssi}so}", "record", "version", (json_int_t)1, "epoch", (json_int_t)1,
+                     "phase", "committed", "total_ns", 1000, "marks", marks);
+}
+
+static json_int_t took(const json_t *phases, const char *phase)
+{
+    size_t i;
+    json_t *p;
+    json_array_foreach(phases, i,
+                       p) if (strcmp(jstr(p, "phase"), phase) ==
+                              0) return json_integer_value(json_object_get(p, "took_ns"));
+    return -1;
+}
+
+START_TEST(time_in_the_queue_and_in_earlier_attempts_is_apart_and_all_add_up)
+{
+    static const struct {
+        const char *phase;
+        json_int_t took;
+    } want[] = {{"queue", 400},  {"retry", 120}, {"gather", 80}, {"plan", 10},
+                {"prepare", 40}, {"ready", 90},  {"start", -1},  {"wire", 160},
+                {"verify", 40},  {"accept", 50}, {"commit", 10}};
+    json_t *v = queued_and_retried(), *phases = phases_of(v);
+    json_int_t sum = 0;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        ck_assert_msg(took(phases, want[i].phase) == want[i].took, "%s took %lld", want[i].phase,
+                      (long long)took(phases, want[i].phase));
+        sum += want[i].took < 0 ? 0 : want[i].took;
+    }
+    ck_assert_int_eq(sum, 1000);
+    ck_assert_uint_eq(json_array_size(phases), 10);
+    json_decref(phases);
+    json_decref(v);
+}
+END_TEST
+
+START_TEST(a_version_that_ended_otherwise_spent_the_rest_in_the_phase_that_it_was_in)
+{
+    json_t *marks = json_array(), *v = json_pack("{s{}so}", "record", "marks", marks);
+    add_mark(marks, "submitted", "", 0, 0);
+    add_mark(marks, "superseded", "", 70, 0);
+    json_t *phases = phases_of(v);
+    ck_assert_uint_eq(json_array_size(phases), 1);
+    ck_assert_int_eq(took(phases, "queue"), 70);
+    json_decref(phases);
+    (void)json_array_clear(marks);
+    add_mark(marks, "submitted", "", 0, 1);
+    add_mark(marks, "begun", "", 5, 1);
+    add_mark(marks, "aborted", "", 105, 1);
+    phases = phases_of(v);
+    ck_assert_int_eq(took(phases, "queue"), 5);
+    ck_assert_int_eq(took(phases, "gather"), 100); /* nobody published */
+    json_decref(phases);
+    (void)json_array_clear(marks);
+    add_mark(marks, "submitted", "", 0, 1);
+    add_mark(marks, "begun", "", 5, 1);
+    add_mark(marks, "verified", "", 50, 1);
+    add_mark(marks, "accepted", "rollout/instance 0", 60, 1);
+    add_mark(marks, "aborted", "", 105, 1);
+    phases = phases_of(v);
+    ck_assert_int_eq(took(phases, "accept"), 55); /* instance 1 never did */
+    ck_assert_int_eq(took(phases, "commit"), -1);
+    json_decref(phases);
+    json_decref(v);
+}
+END_TEST
+
 START_TEST(who_was_slowest_is_named_by_instance_and_worker)
 {
     json_t *v = version_with_marks(1, 1, 0), *slowest = phases_slowest(v);
@@ -178,6 +266,8 @@ END_TEST
     X(a_comparison_says_what_else_changed_between_its_sets)                                        \
     X(phases_are_of_the_newest_attempt_and_come_slowest_first)                                     \
     X(a_phase_without_its_mark_is_part_of_the_next_one)                                            \
+    X(time_in_the_queue_and_in_earlier_attempts_is_apart_and_all_add_up)                           \
+    X(a_version_that_ended_otherwise_spent_the_rest_in_the_phase_that_it_was_in)                   \
     X(who_was_slowest_is_named_by_instance_and_worker)                                             \
     X(distributions_keep_the_first_of_an_epoch_apart)
 

@@ -140,6 +140,38 @@ static void check_a_row_keeps_its_fingerprints_and_its_config_when_written_witho
 }
 ON_BOTH(a_row_keeps_its_fingerprints_and_its_config_when_written_without)
 
+/* Nothing is closed, and no second passes: what comes before the next transaction is there with it. */
+static void
+check_times_of_an_ended_version_are_in_its_row_before_the_next_transaction(struct bench *b)
+{
+    struct ledger_record r[] = {version_row(1, 7), version_row(2, 7)};
+    struct ledger_ended ended[] = {{.version = 1, .attempt = 3, .total_ns = 25, .stall_ns = 24},
+                                   {.version = 2, .attempt = 3, .total_ns = 99, .stall_ns = 98}};
+    for (size_t i = 0; i < 2; i++) {
+        r[i].version.attempt = 3 + i; /* the second has been tried again since */
+        r[i].version.total_ns = 13;
+        r[i].version.stall_ns = 12;
+        r[i].version.wire_ns = 11;
+    }
+    ck_assert_int_eq(write_all(b, r, 2), 0);
+    for (size_t i = 0; i < 2; i++)
+        ck_assert_int_eq(ledger_ended(b->l, "m", &ended[i]), 0);
+    struct ledger_record next = model_row(1, 4, 1);
+    ck_assert_int_eq(write_all(b, &next, 1), 0);
+    for (uint64_t v = 1; v <= 2; v++) {
+        struct rows k = {0};
+        ck_assert_int_eq(ledger_versions(b->l, "m", v, 0, keep, &k, NULL), 0);
+        ck_assert_uint_eq(k.version.total_ns, v == 1 ? 25 : 13);
+        ck_assert_uint_eq(k.version.stall_ns, v == 1 ? 24 : 12);
+        ck_assert_uint_eq(k.version.wire_ns, 11);
+        ck_assert_uint_eq(k.version.attempt, v + 2);
+    }
+    struct rows marks = {0};
+    ck_assert_int_eq(ledger_timeline(b->l, "m", 1, keep, &marks, NULL), 0);
+    ck_assert_uint_eq(marks.n, 0); /* they are no marks */
+}
+ON_BOTH(times_of_an_ended_version_are_in_its_row_before_the_next_transaction)
+
 static struct ledger_record acceptance_row(uint32_t instance, uint64_t attempt, bool accepted)
 {
     return (struct ledger_record){.kind = LEDGER_ACCEPTANCE,
@@ -610,6 +642,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(every_kind_of_record_survives_reopening)                                                     \
     X(high_water_marks_never_go_back)                                                              \
+    X(times_of_an_ended_version_are_in_its_row_before_the_next_transaction)                        \
     X(a_row_keeps_its_fingerprints_and_its_config_when_written_without)                            \
     X(what_an_instance_said_in_each_attempt_is_kept)                                               \
     X(a_drain_is_kept_by_the_name_of_the_node)                                                     \

@@ -194,6 +194,7 @@ static inline int keep(const struct ledger_record *row, void *arg)
         copy_text(k->node, sizeof k->node, row->drain.node);
         k->since_wall_ns = row->drain.since_wall_ns;
         break;
+    case LEDGER_ENDED:
     case LEDGER_EPOCH:
         break;
     }

@@ -1190,6 +1190,11 @@ START_TEST(total_is_from_submitted_to_durably_ended)
     written(&b, b.r->sequence, 0);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     ck_assert_uint_eq(v->total_ns, b.now_ns - v->submitted_ns);
+    const struct seen *ended =
+        did(&b, REFIT_DO_ENDED); /* for the ledger: the commit's row has less */
+    ck_assert_ptr_nonnull(ended);
+    ck_assert(ended->a.version == 1 && ended->a.attempt == v->attempt);
+    ck_assert(ended->a.total_ns == v->total_ns && ended->a.stall_ns == v->stall_ns);
     (void)submit(&b, 2, "y", 1);
     (void)abort_version(&b, 2);
     uint64_t last = b.r->sequence;
@@ -1200,6 +1205,9 @@ START_TEST(total_is_from_submitted_to_durably_ended)
     v = refit_find_version(b.r, 2);
     ck_assert_int_eq(v->phase.state, REFIT_ABORTED);
     ck_assert_uint_eq(v->total_ns, b.now_ns - v->submitted_ns);
+    ck_assert_uint_eq(did(&b, REFIT_DO_ENDED)->a.total_ns, v->total_ns);
+    ck_assert_uint_eq(did(&b, REFIT_DO_ENDED)->a.stall_ns, v->stall_ns); /* released by its end */
+    ck_assert_uint_gt(v->stall_ns, 0);
     bed_close(&b);
 }
 END_TEST
@@ -1272,6 +1280,61 @@ START_TEST(marks_name_what_happened_and_to_whom)
     ck_assert_str_eq(did(&b, REFIT_DO_MARK)->who, "rollout/rank 0");
     step(&b, (struct refit_event){.type = REFIT_EV_MARK, .cookie = 801, .mark = {2, "x", 0}});
     ck_assert_int_eq(code(&b, 801), RS_ENOTFOUND);
+    bed_close(&b);
+}
+END_TEST
+
+/* The only mark of that name that a version has had so far. */
+static const struct refit_action *mark_of(const struct bed *b, uint64_t version, const char *name)
+{
+    const struct refit_action *found = NULL;
+    for (size_t i = 0; i < b->n_seen; i++)
+        if (b->seen[i].a.type == REFIT_DO_MARK && b->seen[i].a.version == version &&
+            strcmp(b->seen[i].text, name) == 0) {
+            ck_assert_msg(found == NULL, "two marks %s", name);
+            found = &b->seen[i].a;
+        }
+    ck_assert_msg(found != NULL, "no mark %s", name);
+    return found;
+}
+
+START_TEST(a_version_that_waits_in_the_queue_begins_when_it_has_its_turn)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1); /* nobody publishes it */
+    (void)submit(&b, 2, "b", 1);
+    uint64_t submitted = refit_find_version(b.r, 2)->submitted_ns;
+    tick(&b, 5000);
+    (void)abort_version(&b, 1);
+    uint64_t turn = b.now_ns - submitted;
+    tick(&b, 3000);
+    publish(&b, 1, 2, 5);
+    publish(&b, 2, 2, 6);
+    uint64_t there = b.now_ns - submitted;
+    ck_assert_int_eq(mark_of(&b, 2, "submitted")->since_ns, 0);
+    ck_assert_int_eq(mark_of(&b, 2, "begun")->since_ns, (int64_t)turn);
+    ck_assert_uint_gt(turn, 5000 * MS);
+    ck_assert_int_eq(mark_of(&b, 2, "gathered")->since_ns, (int64_t)there);
+    ck_assert_uint_gt(there, 8000 * MS);
+    bed_close(&b);
+}
+END_TEST
+
+/* One that is superseded has waited and nothing else. */
+START_TEST(a_version_that_never_had_its_turn_has_a_mark_of_its_submission)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    for (uint64_t v = 1; v <= 3; v++) {
+        static const char *const ids[] = {"a", "b", "c"};
+        (void)submit(&b, v, ids[v - 1], 1);
+        tick(&b, 1000);
+    }
+    ck_assert_int_eq(phase(&b, 2), REFIT_SUPERSEDED);
+    ck_assert_int_eq(mark_of(&b, 2, "submitted")->since_ns, 0);
+    ck_assert_int_eq(mark_of(&b, 2, "superseded")->since_ns,
+                     (int64_t)refit_find_version(b.r, 2)->total_ns);
     bed_close(&b);
 }
 END_TEST
@@ -1801,6 +1864,8 @@ END_TEST
     X(what_a_restart_ended_is_not_told_once_it_is_submitted_again)                                 \
     X(a_worker_whose_stream_broke_hears_what_it_missed)                                            \
     X(memory_that_was_being_written_when_the_coordinator_died_is_torn_until_a_refit)               \
+    X(a_version_that_waits_in_the_queue_begins_when_it_has_its_turn)                               \
+    X(a_version_that_never_had_its_turn_has_a_mark_of_its_submission)                              \
     X(total_is_from_submitted_to_durably_ended)                                                    \
     X(a_row_that_makes_no_sense_is_refused)                                                        \
     X(a_ledger_that_is_behind_is_said)                                                             \
