@@ -105,6 +105,11 @@ static void on_hangup(uv_signal_t *handle, int number)
     (void)number;
     if (d->stopping)
         return;
+    bool retried = service_retry_data_plane(d->service);
+    if (retried)
+        log_info("SIGHUP: the data plane is started now");
+    if (c->tls_ca[0] == '\0' && retried)
+        return;
     if (c->tls_ca[0] == '\0') {
         log_warn("SIGHUP: there are no certificates to read again ([cluster] tls_ca is not set)");
         return;

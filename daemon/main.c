@@ -32,7 +32,8 @@ static const char help[] =
     "\n"
     "SIGTERM or SIGINT stops it. SIGHUP makes it read the certificates of [cluster] again, for "
     "new\n"
-    "connections. Exit status: 0 stopped, 1 failed, 2 bad usage or settings.\n";
+    "connections, and start a data plane that does not start now. Exit status: 0 stopped, 1 "
+    "failed, 2 bad usage or settings.\n";
 
 enum {
     OPTION_CONFIG = 1,

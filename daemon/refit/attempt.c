@@ -36,6 +36,8 @@ struct refit_node *attempt_answering_node(const struct step *s)
 /* What does not outlive an attempt. */
 static void node_clear(struct refit_node *n)
 {
+    char broken[REFIT_BROKEN_BYTES];
+    memcpy(broken, n->broken, sizeof broken);
     *n = (struct refit_node){.node = n->node,
                              .up = n->up,
                              .silent = n->silent,
@@ -44,6 +46,7 @@ static void node_clear(struct refit_node *n)
                              .joined = n->joined,
                              .data_plane = n->data_plane,
                              .n_drained = n->n_drained};
+    memcpy(n->broken, broken, sizeof n->broken);
 }
 
 void attempt_clear(struct refit *r)
@@ -380,7 +383,15 @@ static void gather(struct step *s)
 {
     struct refit *r = s->r;
     struct refit_version *v = r->in_flight;
-    if (r->planning || r->epoch_writing || !all_there(s) || !nodes_settled(r))
+    if (r->planning || r->epoch_writing)
+        return;
+    if (!all_there(s)) {
+        const char *why = gather_in_vain(s, v);
+        if (why != NULL)
+            attempt_call_off(s, RS_EPEER, why);
+        return;
+    }
+    if (!nodes_settled(r))
         return;
     if (r->epoch_stale) {
         write_epoch(s);

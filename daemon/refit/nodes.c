@@ -38,7 +38,9 @@ const char *refit_node_lacks(const struct refit_node *n)
         return "not in the cluster";
     if (n->silent)
         return "silent";
-    return n->up ? "" : "its data plane is not ready";
+    if (n->up)
+        return "";
+    return n->broken[0] != '\0' ? n->broken : "its data plane is not ready";
 }
 
 /* What is on its way is not above what a member knows as committed: an old ledger was put in place, and
@@ -95,6 +97,7 @@ void nodes_up(struct step *s)
         n->joined = n->up = true;
         n->data_plane = s->ev->node.data_plane;
         n->silent = n->expelled = false;
+        n->broken[0] = '\0';
     }
     if (s->ev->node.committed > r->known_committed)
         r->known_committed = s->ev->node.committed;
@@ -115,10 +118,16 @@ void nodes_silent(struct step *s)
 void nodes_lost(struct step *s)
 {
     struct refit *r = s->r;
-    struct refit_node *n = refit_node(r, s->ev->node.node);
+    bool broken = s->ev->node.code == RS_EDEVICE;
+    struct refit_node *n =
+        broken ? refit_node_get(r, s->ev->node.node) : refit_node(r, s->ev->node.node);
     if (n == NULL)
         return;
     n->silent = false;
+    (void)snprintf(n->broken, sizeof n->broken, "%s",
+                   !broken                    ? ""
+                   : s->ev->node.text == NULL ? "its data plane does not start"
+                                              : s->ev->node.text);
     if (n->up) {
         n->up = false;
         r->epoch_stale = true;

@@ -259,6 +259,8 @@ size_t missing_walk(const struct refit *r, const struct refit_version *v, size_t
                     void *arg);
 /* "rollout/rank 3, rollout/rank 4 and 7 more" into the update's text. */
 const char *missing_text(struct step *s, const struct refit_version *v);
+/* While gathering: NULL, or why waiting is in vain: a node that is needed has a data plane that does not start. */
+const char *gather_in_vain(struct step *s, const struct refit_version *v);
 /* "rollout/rank 3" into the update's text. */
 const char *worker_name(struct step *s, const struct refit_worker *w);
 

@@ -21,7 +21,8 @@
  * node of which nothing is heard is NODE_SILENT: what it was asked is called off, and the attempt
  * stays ABORTING until NODE_LOST says that nothing of it moves any more. What NODE_LOST means is the
  * same for all: its data plane is dead, or its lease is over, or it has joined again (a JOIN says
- * that nothing of an earlier session moves). Events about attempts may come twice, late, of older
+ * that nothing of an earlier session moves). Whoever needs a node whose data plane does not start (NODE_LOST with
+ * RS_EDEVICE) is told at once, and others don't wait for it. Events about attempts may come twice, late, of older
  * attempts, or from a node that has been lost since: they change nothing.
  *
  * Kinds of attempts (enum refit_kind). What the service has to do for those that are not
@@ -53,7 +54,8 @@ enum {
     REFIT_MAX_LAYOUTS = 64, /* destination layouts of one model */
     REFIT_MAX_POLICIES = 64,
     REFIT_MAX_NAME_BYTES = 512,
-    REFIT_MAX_WAITERS = 65536 /* requests that wait for an answer */
+    REFIT_MAX_WAITERS = 65536, /* requests that wait for an answer */
+    REFIT_BROKEN_BYTES = 256   /* why a node's data plane does not start */
 };
 
 /* The API's numbers (reshard.v1.Phase). */
@@ -302,6 +304,8 @@ struct refit_node {
     bool joined;         /* up, once at least since this start */
     uint64_t data_plane; /* as its newest NODE_UP had it */
     uint32_t n_drained;  /* workers that have left since it is drained */
+    /* Not up: why its data plane does not start, as it told; "": it may be up again any moment. */
+    char broken[REFIT_BROKEN_BYTES];
     enum {
         REFIT_NODE_IDLE,
         REFIT_NODE_ASKED,
@@ -525,7 +529,7 @@ struct refit_event {
         struct { /* PREPARED, PROGRESS, STAGED, FAILED, QUIESCED, NODE_UP, NODE_LOST */
             uint32_t node;
             uint64_t attempt;
-            int code; /* FAILED */
+            int code; /* FAILED. NODE_LOST: RS_EDEVICE, its data plane does not start; text says why */
             const char *text;
             uint64_t worker; /* FAILED: whose fault, where it is one destination worker's; 0: not
                                    known */

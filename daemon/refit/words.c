@@ -70,6 +70,10 @@ static const char *rank_lacks(const struct refit *r, const struct refit_version 
         return "its node is not in the cluster";
     if (n->silent)
         return "its node is silent";
+    if (n->broken[0] != '\0') { /* nobody waits for that */
+        *ret_later = false;
+        return n->broken;
+    }
     if (!n->up)
         return "its data plane is not ready";
     if (w->applying != 0)
@@ -130,9 +134,12 @@ static const char *source_lacks(const struct refit *r, const struct refit_versio
         return "has not published this version";
     if (w->released)
         return "was released and has not published this version again";
-    if (refit_node(r, w->node)->silent)
+    const struct refit_node *n = refit_node(r, w->node);
+    if (n->silent)
         return "its node is silent";
-    return refit_node(r, w->node)->up ? NULL : "its data plane is not ready";
+    if (n->broken[0] != '\0')
+        return n->broken;
+    return n->up ? NULL : "its data plane is not ready";
 }
 
 static void missing_sources(struct walk *k, const struct refit *r, const struct refit_version *v)
@@ -194,6 +201,18 @@ static void missing_destinations(struct walk *k, const struct refit *r,
     }
 }
 
+/* Those of whose workers nothing is known: they would be missed by their ranks. */
+static void missing_broken_nodes(struct walk *k, const struct refit *r)
+{
+    for (size_t i = 0; i < r->n_nodes; i++) {
+        bool known = r->nodes[i].broken[0] == '\0';
+        foreach_worker (w, r)
+            known |= w->node == r->nodes[i].node && !w->gone;
+        if (!known)
+            missing(k, "node %.64s (%s)", NODE_NAME(r, r->nodes[i].node), r->nodes[i].broken);
+    }
+}
+
 static void missing_nodes(struct walk *k, const struct refit *r, bool (*waits)(int part))
 {
     for (size_t i = 0; i < r->n_nodes; i++)
@@ -241,6 +260,7 @@ static void missing_in_flight(struct walk *k, const struct refit *r, const struc
         else if (v->kind != REFIT_KIND_CATCH_UP) {
             missing_sources(k, r, v);
             missing_destinations(k, r, v);
+            missing_broken_nodes(k, r);
         }
         break;
     case REFIT_PLANNED:
@@ -279,6 +299,87 @@ size_t refit_waiting_for(const struct refit *r, const struct refit_version *v, s
                          void (*fn)(const char *who, void *arg), void *arg)
 {
     return missing_walk(r, v, max, fn, arg);
+}
+
+/* --- in vain --- */
+
+/* The worker of this rank is there, but its node's data plane does not start. */
+static bool on_broken_node(const struct refit *r, const struct refit_worker *w)
+{
+    return w != NULL && !w->gone && refit_node(r, w->node)->broken[0] != '\0';
+}
+
+/* The first of an instance's; NULL: none. */
+static const struct refit_worker *broken_of(const struct refit *r, const struct refit_layout *l,
+                                            uint32_t instance)
+{
+    const struct refit_instance *of = &l->instances[instance];
+    for (uint32_t i = 0; i < of->n_ranks; i++)
+        if (on_broken_node(r, l->worker_of_rank[of->ranks[i]]))
+            return l->worker_of_rank[of->ranks[i]];
+    return NULL;
+}
+
+/* Without which the policy can't hold, whoever else may still come; NULL: it can. */
+static const struct refit_worker *broken_receiver(const struct refit *r,
+                                                  const struct refit_version *v)
+{
+    const struct refit_worker *first = NULL;
+    uint32_t total = 0;
+    foreach_layout (l, r) {
+        if (l->side != REFIT_DESTINATION || !l->wanted)
+            continue;
+        const struct refit_worker *broken = NULL;
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < l->n_instances; i++) {
+            const struct refit_worker *w = broken_of(r, l, i);
+            broken = broken == NULL ? w : broken;
+            left += w == NULL && !l->instances[i].excluded;
+        }
+        if (broken != NULL && left < version_min_instances(v, l))
+            return broken;
+        first = first == NULL ? broken : first;
+        total += left;
+    }
+    return total == 0 ? first : NULL;
+}
+
+static const struct refit_worker *broken_source(const struct refit *r)
+{
+    foreach_layout (l, r)
+        for (uint32_t i = 0; i < l->n_instances; i++)
+            if (l->side == REFIT_SOURCE && l->wanted && broken_of(r, l, i) != NULL)
+                return broken_of(r, l, i);
+    return NULL;
+}
+
+/* Whoever would come, there is no node for it. */
+static const char *none_works(struct step *s)
+{
+    const struct refit *r = s->r;
+    const struct refit_node *n = NULL;
+    size_t n_broken = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].broken[0] != '\0') {
+            n = &r->nodes[i];
+            n_broken++;
+        }
+    if (n == NULL || n_broken < r->n_nodes || n_broken < r->config.n_nodes)
+        return NULL;
+    return step_text(s, "node %.64s can't take part: %.600s; mend that", NODE_NAME(r, n->node),
+                     n->broken);
+}
+
+const char *gather_in_vain(struct step *s, const struct refit_version *v)
+{
+    const struct refit *r = s->r;
+    const struct refit_worker *w = r->feed_layout == NULL ? broken_source(r) : NULL;
+    if (w == NULL)
+        w = broken_receiver(r, v);
+    if (w == NULL)
+        return none_works(s);
+    return step_text(s, "node %.64s, which has %s, can't take part: %.600s; mend that, or drain it",
+                     NODE_NAME(r, w->node), worker_name(s, w), refit_node(r, w->node)->broken);
 }
 
 struct joined {

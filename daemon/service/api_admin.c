@@ -555,6 +555,7 @@ static void daemon_fill(struct arena *a, Reshard__V1__StatusReply *to, const str
     to->incarnation = s->incarnation;
     to->uptime_ns = clock_mono_ns() - s->start_ns;
     to->backend = (char *)(uintptr_t)c->backend;
+    to->state_dir = (char *)(uintptr_t)c->state_dir;
     to->devices = c->devices;
     to->domain_of_device = arena_take(a, c->devices, sizeof *to->domain_of_device);
     for (uint32_t d = 0; to->domain_of_device != NULL && d < c->devices; d++)
@@ -576,7 +577,7 @@ static char *data_plane_text(struct arena *a, const struct coordinator *c, uint3
     const struct service *s = c->service;
     if (i == s->node)
         return arena_text(a, s->link != NULL ? link_text(s->link) : "stopping");
-    return arena_text(a, c->nodes[i].up ? "ready" : "");
+    return arena_text(a, c->nodes[i].up ? "ready" : c->nodes[i].broken);
 }
 
 static const char *node_state(const struct peer_view *v)

@@ -190,6 +190,7 @@ void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node
     struct node *n = &c->nodes[node];
     commits_open(c, n);
     n->up = true;
+    n->broken[0] = '\0';
     n->data_port = r->data_port;
     n->data_plane = r->event.node.data_plane;
     queue_foreach (q, &c->deciders) {
@@ -205,7 +206,7 @@ void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node
     }
 }
 
-static void event_all(struct coordinator *c, enum refit_event_type type, uint32_t node,
+static void event_all(struct coordinator *c, enum refit_event_type type, uint32_t node, int code,
                       bool expelled, const char *text)
 {
     queue_foreach (q, &c->deciders) {
@@ -213,7 +214,7 @@ static void event_all(struct coordinator *c, enum refit_event_type type, uint32_
         struct refit_event ev = {.type = type,
                                  .node = {.node = node,
                                           .attempt = d->run.id,
-                                          .code = RS_EUNAVAIL,
+                                          .code = code,
                                           .text = text,
                                           .expelled = expelled}};
         landed_drop(&d->landed, node);
@@ -223,11 +224,13 @@ static void event_all(struct coordinator *c, enum refit_event_type type, uint32_
     }
 }
 
-void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why)
+void coordinator_node_lost(struct coordinator *c, uint32_t node, int code, const char *why)
 {
-    c->nodes[node].n_lost++;
-    c->nodes[node].up = false;
-    event_all(c, REFIT_EV_NODE_LOST, node, false, why);
+    struct node *n = &c->nodes[node];
+    n->n_lost += n->up; /* what has not started can't be lost */
+    n->up = false;
+    (void)snprintf(n->broken, sizeof n->broken, "%s", code == RS_EDEVICE ? why : "");
+    event_all(c, REFIT_EV_NODE_LOST, node, code, false, why);
 }
 
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why)
@@ -235,7 +238,7 @@ void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *w
     char text[320];
     (void)snprintf(text, sizeof text, "%s: %s", coordinator_node_name(c, node), why);
     asked_forget(c, node);
-    event_all(c, REFIT_EV_NODE_SILENT, node, false, text);
+    event_all(c, REFIT_EV_NODE_SILENT, node, RS_EUNAVAIL, false, text);
 }
 
 /* Its workers' leases go on there; they are reported when it is back. */
@@ -246,6 +249,7 @@ void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, 
     asked_forget(c, node);
     c->nodes[node].n_lost++;
     c->nodes[node].up = false;
+    c->nodes[node].broken[0] = '\0'; /* it tells again when it is back */
     queue_foreach (q, &c->deciders) {
         struct decider *d = container_of(q, struct decider, in);
         queue_foreach (w, &d->roster) {
@@ -256,5 +260,5 @@ void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, 
             r->told_held = r->told_applied = UINT64_MAX; /* told anew */
         }
     }
-    event_all(c, REFIT_EV_NODE_LOST, node, expelled, text);
+    event_all(c, REFIT_EV_NODE_LOST, node, RS_EUNAVAIL, expelled, text);
 }

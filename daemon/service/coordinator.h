@@ -26,10 +26,11 @@ struct source_check;
 
 /* A node, beyond what peer_look says. */
 struct node {
-    bool up;             /* its data plane serves, with all its workers */
-    uint64_t data_plane; /* which one it is */
-    uint16_t data_port;  /* of that data plane */
-    uint64_t n_lost;     /* how often its data plane, or the node, was lost */
+    bool up;                         /* its data plane serves, with all its workers */
+    uint64_t data_plane;             /* which one it is */
+    uint16_t data_port;              /* of that data plane */
+    uint64_t n_lost;                 /* how often its data plane, or the node, was lost */
+    char broken[REFIT_BROKEN_BYTES]; /* why its data plane does not start; "": it does */
     /* Since when it is drained (op_drain), told to every decider, also to one that is opened later; 0: it is in use. As the
      * ledger has it. */
     uint64_t drained_wall_ns;
@@ -161,7 +162,7 @@ void coordinator_announce(struct decider *d);
 int coordinator_node_joined(struct coordinator *c, uint32_t node, const struct peer_member *m);
 /* Its data plane serves / is dead: nothing moves there. */
 void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node_report *r);
-void coordinator_node_lost(struct coordinator *c, uint32_t node, const char *why);
+void coordinator_node_lost(struct coordinator *c, uint32_t node, int code, const char *why);
 /* What it takes part in is called off, but may still be moving bytes. */
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why);
 /* Nothing of it moves any more. expelled: refits need not wait for its workers. */

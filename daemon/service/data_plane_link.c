@@ -24,7 +24,9 @@ enum {
     STOP_GRACE_MS = 2000,
     BACKOFF_FIRST_MS = 50,
     BACKOFF_MOST_MS = 5000,
-    BACKOFF_FORGET_S = 10, /* a child that lived so long starts the back-off anew */
+    BACKOFF_FAILING_MOST_MS = 30000, /* of a child that does not start */
+    BACKOFF_FORGET_S = 10,           /* a child that lived so long starts the back-off anew */
+    FAILING_FROM = 3,                /* starts that failed in a row: it is no chance any more */
     SEND_BUFFER_BYTES = 1 << 20,
     CHILD_FD = 3
 };
@@ -59,8 +61,11 @@ struct data_plane_link {
     struct link_about about; /* of the newest child that was ready; a GPU keeps its name for ever */
     uint64_t lease_until_ns; /* 0: none is kept */
     uint32_t backoff_ms;
-    char why[256]; /* of the last death */
-    char text[300];
+    bool was_ready;         /* the newest child has been */
+    uint32_t n_failed;      /* starts in a row that did not come to ready */
+    uint64_t next_start_ns; /* while the back-off runs */
+    char why[256];          /* of the last death, or why it was not started */
+    char text[600];
     struct queue requests;
     struct queue out;
     struct link_request hello, stats;
@@ -74,6 +79,9 @@ struct data_plane_link {
 };
 
 static int child_start(struct data_plane_link *l, struct err *e);
+
+/* What is seen first of a child that ends; its exit status says more. */
+static const char closed_socket[] = "it closed its socket";
 
 enum link_state link_state(const struct data_plane_link *l)
 {
@@ -89,8 +97,23 @@ const char *link_text(const struct data_plane_link *l)
         return "stopping";
     if (l->why[0] == '\0')
         return "starting";
-    (void)snprintf(w->text, sizeof w->text, "replacing: %s", l->why);
+    uint64_t now = clock_mono_ns();
+    if (l->n_failed < FAILING_FROM)
+        (void)snprintf(w->text, sizeof w->text, "replacing: %s", l->why);
+    else
+        (void)snprintf(w->text, sizeof w->text,
+                       "not starting: %" PRIu32 " starts failed in a row: %s; mend that, then "
+                       "SIGHUP to the daemon (systemctl reload) tries at once, else in %" PRIu64
+                       " s",
+                       l->n_failed, l->why,
+                       l->next_start_ns > now ? (l->next_start_ns - now) / 1000000000 + 1 : 0);
     return l->text;
+}
+
+uint32_t link_failing(const struct data_plane_link *l, const char **ret_why)
+{
+    *ret_why = l->why;
+    return l->n_failed < FAILING_FROM ? 0 : l->n_failed;
 }
 
 uint64_t link_restarts(const struct data_plane_link *l)
@@ -405,7 +428,7 @@ static void on_poll(uv_poll_t *handle, int status, int events)
         if (r != 0) {
             (void)uv_poll_stop(&l->poll);
             if (l->state != LINK_STOPPED)
-                link_kill(l, r == RS_EPEER ? "it closed its socket" : err_text(&e, r));
+                link_kill(l, r == RS_EPEER ? closed_socket : err_text(&e, r));
             return;
         }
         packet_take(l, &l->packet);
@@ -433,6 +456,30 @@ static void on_timer_closed(uv_handle_t *h)
     free_if_closed(l);
 }
 
+static void on_backoff(uv_timer_t *t);
+
+/* Each time later. */
+static void start_later(struct data_plane_link *l)
+{
+    uint32_t most = l->n_failed < FAILING_FROM ? BACKOFF_MOST_MS : BACKOFF_FAILING_MOST_MS;
+    uint32_t ms = l->backoff_ms;
+    l->next_start_ns = clock_mono_ns() + ms * UINT64_C(1000000);
+    (void)uv_timer_start(&l->backoff, on_backoff, ms, 0);
+    l->backoff_ms = ms * 2 > most ? most : ms * 2;
+}
+
+/* This child did not come to ready. */
+static void start_failed(struct data_plane_link *l, const char *why)
+{
+    if (why != l->why)
+        (void)snprintf(l->why, sizeof l->why, "%s", why);
+    l->n_failed++;
+    l->state = LINK_DOWN;
+    log_error("data plane not started: %s; starts that failed in a row %" PRIu32 ", the next in "
+              "%" PRIu32 " ms",
+              l->why, l->n_failed, l->backoff_ms);
+}
+
 static void on_backoff(uv_timer_t *t)
 {
     struct data_plane_link *l = t->data;
@@ -440,8 +487,20 @@ static void on_backoff(uv_timer_t *t)
     int r = child_start(l, &e);
     if (r == 0)
         return;
-    log_error("data plane could not be started: %s", err_text(&e, r));
-    (void)uv_timer_start(&l->backoff, on_backoff, BACKOFF_MOST_MS, 0);
+    start_failed(l, err_text(&e, r));
+    if (!l->process_open && !l->poll_open) /* else its closing arms the next try */
+        start_later(l);
+    l->events.lost(l->events.arg, l->why);
+}
+
+bool link_retry(struct data_plane_link *l)
+{
+    if (l == NULL || l->state != LINK_DOWN || !uv_is_active((uv_handle_t *)&l->backoff))
+        return false;
+    l->backoff_ms = BACKOFF_FIRST_MS;
+    l->next_start_ns = 0;
+    (void)uv_timer_start(&l->backoff, on_backoff, 0, 0);
+    return true;
 }
 
 static void replace_if_closed(struct data_plane_link *l)
@@ -454,8 +513,7 @@ static void replace_if_closed(struct data_plane_link *l)
     }
     if (l->ready_ns != 0 && clock_mono_ns() - l->ready_ns > BACKOFF_FORGET_S * UINT64_C(1000000000))
         l->backoff_ms = BACKOFF_FIRST_MS;
-    (void)uv_timer_start(&l->backoff, on_backoff, l->backoff_ms, 0);
-    l->backoff_ms = l->backoff_ms * 2 > BACKOFF_MOST_MS ? BACKOFF_MOST_MS : l->backoff_ms * 2;
+    start_later(l);
 }
 
 static void on_process_closed(uv_handle_t *h)
@@ -492,12 +550,16 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal)
         uv_close((uv_handle_t *)&l->backoff, on_timer_closed);
         return;
     }
-    if (l->why[0] == '\0' || l->state == LINK_READY)
+    bool by_itself = signal == 0 && strcmp(l->why, closed_socket) == 0;
+    if (l->why[0] == '\0' || l->state == LINK_READY || by_itself)
         (void)snprintf(l->why, sizeof l->why,
                        signal != 0 ? "killed by signal %d" : "exit status %d",
                        signal != 0 ? signal : (int)status);
-    log_error("data plane lost: pid %d, exit status %d, signal %d: %s; a new one is started",
-              (int)process->pid, (int)status, signal, l->why);
+    if (l->was_ready)
+        log_error("data plane lost: pid %d, exit status %d, signal %d: %s; a new one is started",
+                  (int)process->pid, (int)status, signal, l->why);
+    else
+        start_failed(l, l->why);
     l->state = LINK_DOWN;
     l->restarts++;
     child_close(l);
@@ -617,6 +679,8 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     l->n_gpu_memory = 0;
     l->state = LINK_READY;
     l->ready_ns = clock_mono_ns();
+    l->was_ready = true;
+    l->n_failed = 0;
     l->why[0] = '\0';
     if (l->lease_until_ns != 0)
         lease_send(l);
@@ -693,6 +757,7 @@ static int child_start(struct data_plane_link *l, struct err *e)
     (void)setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     (void)fcntl(pair[0], F_SETFL, O_NONBLOCK);
     l->state = LINK_STARTING;
+    l->was_ready = false;
     l->incarnation = random_id();
     l->socket = pair[0];
     rs_assert(uv_poll_init(l->loop, &l->poll, pair[0]) == 0);
@@ -704,9 +769,8 @@ static int child_start(struct data_plane_link *l, struct err *e)
     if (r == 0)
         r = hello_send(l, e);
     if (r != 0 && l->reaped) {
-        l->state = LINK_DOWN;
         child_close(l); /* its closing arms the next try */
-        return 0;
+        return r;
     }
     if (r != 0)
         link_kill(l, "it could not be told to begin");
@@ -729,9 +793,10 @@ int link_new(uv_loop_t *loop, const struct config *config, const struct link_eve
     rs_assert(uv_timer_init(loop, &l->deadline) == 0 && uv_timer_init(loop, &l->backoff) == 0);
     l->deadline.data = l->backoff.data = l;
     int r = child_start(l, e);
-    rs_assert(r == 0 || !l->poll_open);
     if (r != 0)
-        (void)uv_timer_start(&l->backoff, on_backoff, BACKOFF_MOST_MS, 0);
+        start_failed(l, err_text(e, r));
+    if (r != 0 && !l->process_open && !l->poll_open)
+        start_later(l);
     *ret = l;
     return 0;
 }

@@ -1,6 +1,10 @@
 /* The control process's end of the data plane: the child, its messages, its death and replacement.
  *
  *   STARTING ──READY──▶ READY ──death, hang──▶ DOWN ──back-off──▶ STARTING
+ *       └──────────death, refusal, hang──────────▶┘
+ *
+ * A child that does not come to READY is tried again too, each time later: what keeps it from that (a GPU that is gone) may be
+ * mended. From the third in a row on the link is *failing*, which link_text and link_failing tell until a child is ready.
  *
  * The child is the same binary, run as `reshardd --data-plane FD`; exec/wire.h is what is said. A request is the
  * caller's struct, submitted without allocation of its own; it gets exactly one answer: the packet, or an error when
@@ -53,9 +57,15 @@ void link_stop(struct data_plane_link *l, void (*done)(void *arg), void *arg);
 /* This, link_text, link_submit and link_kill take NULL: a link that has stopped, while the rest of the daemon ends (a job that began before, an order of
  * the coordinator's). */
 enum link_state link_state(const struct data_plane_link *l);
-/* "ready", "starting", "replacing: killed by signal 9" …; borrowed until the next call. */
+/* "ready", "starting", "replacing: killed by signal 9", "not starting: 4 starts failed in a row: …"; borrowed until the
+ * next call. */
 const char *link_text(const struct data_plane_link *l);
 uint64_t link_restarts(const struct data_plane_link *l);
+/* How many starts in a row have failed, where that is more than chance; else 0. *ret_why: how the newest did; borrowed
+ * until the loop's next turn. */
+uint32_t link_failing(const struct data_plane_link *l, const char **ret_why);
+/* Whoever has mended what kept it from starting need not wait for the back-off. */
+bool link_retry(struct data_plane_link *l);        /* true: it is started now */
 int32_t link_pid(const struct data_plane_link *l); /* 0: none */
 /* Which child it is: a number that no other one has. */
 uint64_t link_child(const struct data_plane_link *l);

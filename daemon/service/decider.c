@@ -542,7 +542,12 @@ static void nodes_tell(struct decider *d)
         struct refit_event ev = {
             .type = REFIT_EV_NODE_UP,
             .node = {.node = i, .text = "", .data_plane = c->nodes[i].data_plane}};
-        if (c->nodes[i].up)
+        if (!c->nodes[i].up && c->nodes[i].broken[0] != '\0') {
+            ev.type = REFIT_EV_NODE_LOST;
+            ev.node.code = RS_EDEVICE;
+            ev.node.text = c->nodes[i].broken;
+        }
+        if (c->nodes[i].up || ev.type == REFIT_EV_NODE_LOST)
             (void)decider_event(d, &ev);
         drain_tell(d, i);
     }

@@ -213,6 +213,12 @@ int lease_table(struct lease *l, struct wire_packet *packet, uint64_t **ret, str
     return table_read(packet, l->layout->layout->n_tensors, ret, e);
 }
 
+const char *lease_unbound(const struct lease *l)
+{
+    bool rebinds = link_state(l->service->link) == LINK_READY; /* as after a new start */
+    return rebinds ? "being replaced" : link_text(l->service->link);
+}
+
 /* --- apply -------------------------------------------------------------------------------------- */
 
 static void applied(struct lease *l, int code, const char *text)

@@ -1,5 +1,6 @@
 /* This node's end of what it and the coordinator say to each other: by function calls where the coordinator is here,
  * by the session's stream elsewhere (peer/peer.h). */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -186,11 +187,44 @@ static void up_tell(struct service *s)
     s->introduced = node_tell(s, &r) == 0;
 }
 
+/* Gives how it was lost, or that it does not start. */
+static void lost_text(const struct service *s, const char *why, char *ret, size_t capacity)
+{
+    const char *newest;
+    uint32_t n = s->link != NULL ? link_failing(s->link, &newest) : 0;
+    if (n == 0)
+        (void)snprintf(ret, capacity, "node %s lost its data plane: %s", s->config->node, why);
+    else
+        (void)snprintf(ret, capacity,
+                       "its data plane does not start (%" PRIu32 " starts failed in a row): %s", n,
+                       why);
+}
+
+static void lost_tell(struct service *s, const char *why)
+{
+    char text[400];
+    const char *newest;
+    bool failing = s->link != NULL && link_failing(s->link, &newest) != 0;
+    lost_text(s, why, text, sizeof text);
+    struct node_report r = {
+        .type = NODE_REPORT_EVENT,
+        .model = "",
+        .event = {.type = REFIT_EV_NODE_LOST,
+                  .node = {.code = failing ? RS_EDEVICE : RS_EPEER, .text = text}}};
+    (void)node_tell(s, &r);
+}
+
 /* NODE_UP comes last: what was not reported before it is not here. */
 static void introduce(struct service *s)
 {
-    if (s->session == 0 || !s->node_up)
+    const char *why;
+    if (s->session == 0)
         return;
+    if (!s->node_up) {
+        if (s->link != NULL && link_failing(s->link, &why) != 0)
+            lost_tell(s, why);
+        return;
+    }
     if (!s->introduced)
         leases_tell(s);
     up_tell(s);
@@ -244,17 +278,13 @@ void node_up(struct service *s)
 
 void node_lost(struct service *s, const char *why)
 {
-    char text[320];
-    (void)snprintf(text, sizeof text, "node %s lost its data plane: %s", s->config->node, why);
+    char text[400];
+    lost_text(s, why, text, sizeof text);
     leases_lost_data_plane(s);
     s->node_up = false;
     queue_foreach (q, &s->models)
         part_data_plane(container_of(q, struct model, in)->part, false, text);
-    struct node_report r = {
-        .type = NODE_REPORT_EVENT,
-        .model = "",
-        .event = {.type = REFIT_EV_NODE_LOST, .node = {.code = RS_EPEER, .text = text}}};
-    (void)node_tell(s, &r);
+    lost_tell(s, why);
     leases_sweep(s);
 }
 

@@ -224,7 +224,7 @@ int op_apply(struct service *s, uint64_t client, uint64_t worker, uint64_t versi
     if (r != 0)
         return r;
     if (!skip && !l->bound)
-        return err_set(e, RS_EUNAVAIL, "the data plane is being replaced; try again");
+        return err_set(e, RS_EUNAVAIL, "the data plane is %s; try again", lease_unbound(l));
     struct node_report report = report_of(l, REFIT_EV_APPLY);
     report.event.apply.worker = worker;
     report.event.apply.version = version;

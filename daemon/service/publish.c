@@ -182,8 +182,9 @@ static void publish_begin(struct lease *l)
         publish_finish(l, 0, "");
         return;
     }
-    int r = l->bound ? publish_send(l, &e)
-                     : err_set(&e, RS_EUNAVAIL, "the data plane is being replaced; try again");
+    int r = l->bound
+                ? publish_send(l, &e)
+                : err_set(&e, RS_EUNAVAIL, "the data plane is %s; try again", lease_unbound(l));
     if (r != 0)
         lease_publish_refuse(l, r, err_text(&e, r));
 }

@@ -510,7 +510,7 @@ void coordinator_report(struct coordinator *c, uint32_t node, const struct node_
     } else if (r->type == NODE_REPORT_EVENT && r->event.type == REFIT_EV_NODE_UP) {
         coordinator_node_up(c, node, r);
     } else if (r->type == NODE_REPORT_EVENT && r->event.type == REFIT_EV_NODE_LOST) {
-        coordinator_node_lost(c, node, r->event.node.text);
+        coordinator_node_lost(c, node, r->event.node.code, r->event.node.text);
     } else if ((d = decider_find(c, r->model)) == NULL) {
         (void)err_set(&e, RS_ENOTFOUND, "no model '%s'", r->model);
         refuse(c, node, r->type == NODE_REPORT_EVENT ? r->event.cookie : 0, &e);

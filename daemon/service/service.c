@@ -339,6 +339,11 @@ int service_reload_tls(struct service *s, struct err *e)
     return s->peer != NULL ? peer_reload_tls(s->peer, e) : 0;
 }
 
+bool service_retry_data_plane(struct service *s)
+{
+    return link_retry(s->link);
+}
+
 void service_set_refused(struct service *s, uint64_t (*n_refused)(void *arg), void *arg)
 {
     s->n_refused = n_refused;

@@ -41,6 +41,8 @@ void service_on_failure(struct service *s, void (*fn)(void *arg), void *arg);
 /* The certificates of the link to the coordinator, read again for its next connection. After an error the old ones go
  * on. */
 int service_reload_tls(struct service *s, struct err *e);
+/* A data plane that waits to be started again is started now. False: none waits. */
+bool service_retry_data_plane(struct service *s);
 
 /* How many strangers the rpc server has turned away, for status; NULL: none serves. Called from the loop. */
 void service_set_refused(struct service *s, uint64_t (*n_refused)(void *arg), void *arg);

@@ -230,6 +230,81 @@ START_TEST(a_dead_node_is_done_without_and_comes_back_and_numbers_stay)
 END_TEST
 
 /* CASES E12: the end of an old registration comes after its successor's beginning. */
+/* --- a data plane that does not start --- */
+
+static void broken(struct bed *b, uint32_t node)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_NODE_LOST,
+                                 .node = {.node = node,
+                                          .code = RS_EDEVICE,
+                                          .text = "its data plane does not start: no GPU"}});
+}
+
+START_TEST(who_needs_a_node_that_does_not_start_is_told_at_once_and_goes_on_when_it_does)
+{
+    for (uint32_t node = 0; node < 2; node++) { /* the trainer's, the second instance's */
+        struct bed b;
+        usual(&b, REFIT_STAGED_RECEIVE, true);
+        lost(&b, node, false); /* once is chance, and waited for */
+        (void)submit(&b, 1, "a", 1);
+        publish_all(&b, 1);
+        ck_assert_int_eq(phase(&b, 1), REFIT_SUBMITTED);
+        broken(&b, node);
+        ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+        ck_assert_ptr_nonnull(strstr(reason(&b, 1), node == 0 ? "node 0" : "node 1"));
+        ck_assert_ptr_nonnull(strstr(reason(&b, 1), "does not start: no GPU"));
+        ck_assert_ptr_nonnull(strstr(reason(&b, 1), node == 0 ? "train/rank 0" : "rollout/rank 1"));
+        (void)submit(&b, 2, "b", 1);
+        ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
+        ck_assert_str_eq(refit_node_lacks(&b.r->nodes[node]),
+                         "its data plane does not start: no GPU");
+        node_up(&b, node);
+        ck_assert_str_eq(refit_node_lacks(&b.r->nodes[node]), "");
+        to_accepting(&b, 3, "c");
+        ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
+        bed_close(&b);
+    }
+}
+END_TEST
+
+START_TEST(nobody_waits_for_a_node_that_does_not_start_where_the_policy_can_do_without)
+{
+    struct bed b;
+    uint8_t content[16] = {2};
+    char name[] = "rollout";
+    struct refit_policy policy = {name, 1};
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    broken(&b, 1);
+    struct refit_event ev = submit_event(1, "a", content);
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    step(&b, ev);
+    publish_all(&b, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN)); /* not after the prepare deadline */
+    planned(&b);
+    node_event(&b, REFIT_EV_PREPARED, 0);
+    node_event(&b, REFIT_EV_STAGED, 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
+/* The coordinator was restarted meanwhile: nobody knows who is there. */
+START_TEST(a_node_that_does_not_start_is_named_before_its_workers_are_known)
+{
+    struct bed b;
+    bed_init(&b);
+    b.r->config.n_nodes = 2;
+    broken(&b, 1);
+    (void)submit(&b, 1, "a", 1);
+    ck_assert_int_eq(phase(&b, 1), REFIT_SUBMITTED);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "node 1 (its data plane does not start"));
+    broken(&b, 0); /* and there is no other */
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_late_end_of_an_old_lease_leaves_the_new_one_alone)
 {
     struct bed b;
@@ -1300,6 +1375,9 @@ END_TEST
     X(an_expelled_node_that_had_still_to_accept_rejects)                                           \
     X(an_expelled_node_is_not_waited_for_where_the_policy_can_do_without)                          \
     X(a_dead_node_is_done_without_and_comes_back_and_numbers_stay)                                 \
+    X(who_needs_a_node_that_does_not_start_is_told_at_once_and_goes_on_when_it_does)               \
+    X(nobody_waits_for_a_node_that_does_not_start_where_the_policy_can_do_without)                 \
+    X(a_node_that_does_not_start_is_named_before_its_workers_are_known)                            \
     X(a_late_end_of_an_old_lease_leaves_the_new_one_alone)                                         \
     X(a_member_that_knows_of_a_newer_commit_ends_what_is_below_it)                                 \
     X(after_a_restart_nothing_begins_before_all_nodes_have_joined_or_their_leases_are_over)        \
