@@ -12,7 +12,8 @@
 #include "base/banned.h"
 
 static const char *const usage =
-    "usage: reshardctl doctor [--backend host|cuda] [--nodes] [--state-dir DIR] [--json]\n"
+    "usage: reshardctl doctor [--backend host|cuda] [--nodes] [--config FILE [--node NAME]] "
+    "[--state-dir DIR] [--json]\n"
     "Looks at this machine: memory, limits, interfaces, clock, the ledger's disk; driver, devices, "
     "peer\n"
     "access, IPC, device memory left, NCCL. Says what to do about what is not as it should be. "
@@ -20,7 +21,10 @@ static const char *const usage =
     "daemon, and starts none; where one answers at the socket it is told of.\n"
     "  --backend cuda   what is missing for GPUs is a failure\n"
     "  --nodes          several nodes are meant: loopback alone is a failure\n"
-    "  --state-dir DIR  the ledger's folder (default: /var/lib/reshard)\n"
+    "  --config FILE    settings to look at, as reshardd will read them\n"
+    "  --node NAME      which of its nodes this is (default: the host's name)\n"
+    "  --state-dir DIR  the ledger's folder (default: that of --config, else of the daemon that "
+    "answers, else /var/lib/reshard)\n"
     "Exit: 0 nothing failed, 1 something did.\n";
 
 void doctor_add(struct doctor *d, enum doctor_grade grade, const char *check, const char *remedy,
@@ -91,6 +95,10 @@ static void check_daemon(struct ctl *c, struct doctor *d)
     int r = link_open(c->socket, ctl_deadline(c), &c->link, &e);
     if (r == 0)
         r = ctl_call(link_channel(c->link), CTL_STATUS, json_object(), ctl_deadline(c), &reply, &e);
+    if (r == 0 && d->state_dir == NULL)
+        (void)snprintf(d->state_dir_text, sizeof d->state_dir_text, "%s", jstr(reply, "state_dir"));
+    if (r == 0 && d->state_dir == NULL && d->state_dir_text[0] != '\0')
+        d->state_dir = d->state_dir_text;
     if (r != 0)
         doctor_add(d, DOCTOR_NOTE, "daemon", NULL, "none answers: %s", err_text(&e, r));
     else
@@ -98,6 +106,17 @@ static void check_daemon(struct ctl *c, struct doctor *d)
                    jstr(reply, "release"), jstr(reply, "backend"), jstr(reply, "data_plane"));
     doctor_gpus(d, json_object_get(reply, "gpu_memory"));
     json_decref(reply);
+}
+
+/* Where the ledger is nobody can tell, the default is looked at, and that is said. */
+static void check_ledger(struct doctor *d)
+{
+    if (d->state_dir == NULL) {
+        d->state_dir = "/var/lib/reshard";
+        doctor_add(d, DOCTOR_NOTE, "ledger", "name it: --config FILE or --state-dir DIR",
+                   "looked for in %s, the default: no daemon answers to tell", d->state_dir);
+    }
+    doctor_ledger(d);
 }
 
 static int print_table(const struct doctor *d)
@@ -146,20 +165,24 @@ static int print(const struct ctl *c, const struct doctor *d)
 int cmd_doctor(int argc, char **argv)
 {
     struct ctl c;
-    struct doctor d = {.state_dir = "/var/lib/reshard"};
+    struct doctor d = {.state_dir = NULL};
     const char *backend = "host";
     const struct ctl_option own[] = {{"backend", &backend, NULL},
                                      {"nodes", NULL, &d.needs_network},
-                                     {"state-dir", &d.state_dir, NULL}};
-    if (!ctl_begin(&c, "doctor", usage, own, 3, 0, 0, argc, argv))
+                                     {"state-dir", &d.state_dir, NULL},
+                                     {"config", &d.config, NULL},
+                                     {"node", &d.node, NULL}};
+    if (!ctl_begin(&c, "doctor", usage, own, sizeof own / sizeof *own, 0, 0, argc, argv))
         return c.exit;
     if (strcmp(backend, "host") != 0 && strcmp(backend, "cuda") != 0) {
         c.exit = ctl_bad(&c, "--backend %s: use host or cuda", backend);
     } else {
         d.needs_gpu = strcmp(backend, "cuda") == 0;
+        doctor_config(&d);
         doctor_host(&d);
         doctor_gpu(&d);
         check_daemon(&c, &d);
+        check_ledger(&d);
         c.exit = print(&c, &d);
     }
     mem_free(d.findings);

@@ -165,7 +165,8 @@ static int parse_options(int argc, char **argv, struct layout_options *o)
             break;
         case 'r':
             if (!cmd_parse_u64(optarg, 0, LAYOUT_MAX_RANKS - 1, &rank))
-                return cmd_usage("layout", o->json, "--rank must be a rank id, not '%s'", optarg);
+                return cmd_usage("layout", o->json, "--rank '%s': use a rank id, 0 … %d", optarg,
+                                 LAYOUT_MAX_RANKS - 1);
             o->rank = (int64_t)rank;
             break;
         case 'a':

@@ -71,9 +71,8 @@ static int set_number(const struct options *o, const char *option, uint64_t leas
 {
     if (cmd_parse_u64(optarg, least, greatest, ret))
         return CMD_OK;
-    return cmd_usage("plan", o->json,
-                     "--%s must be a number from %" PRIu64 " to %" PRIu64 ", not '%s'", option,
-                     least, greatest, optarg);
+    return cmd_usage("plan", o->json, "--%s '%s': use a whole number, %" PRIu64 " … %" PRIu64,
+                     option, optarg, least, greatest);
 }
 
 enum long_option {
@@ -148,8 +147,8 @@ static int set_latency(struct options *o)
     char *end;
     double us = strtod(optarg, &end);
     if (end == optarg || *end != '\0' || !(us >= 0 && us <= 1e6))
-        return cmd_usage("plan", o->json,
-                         "--chunk-latency-us must be a number from 0 to 1000000, not '%s'", optarg);
+        return cmd_usage("plan", o->json, "--chunk-latency-us '%s': use a number, 0 … 1000000",
+                         optarg);
     o->chunk_latency_us = us;
     o->model_set = true;
     return CMD_OK;
@@ -216,6 +215,12 @@ static int take_option(struct options *o, int c, char **argv)
     return cmd_bad_option("plan", o->json, c, argv);
 }
 
+static int bad_rank(const struct options *o, const char *text)
+{
+    return cmd_usage("plan", o->json, "the RANK to explain '%s': use a rank id, 0 … %d", text,
+                     LAYOUT_MAX_RANKS - 1);
+}
+
 static int parse_options(int argc, char **argv, struct options *o)
 {
     uint64_t rank;
@@ -224,15 +229,16 @@ static int parse_options(int argc, char **argv, struct options *o)
     optind = 0;
     for (int c;
          code == CMD_OK && !o->help && (c = getopt_long(argc, argv, ":", known, NULL)) != -1;)
-        code = take_option(o, c, argv);
+        code = c == '?' && optopt >= '0' && optopt <= '9' && o->explain != NULL
+                   ? bad_rank(o, argv[optind - 1])
+                   : take_option(o, c, argv);
     left = argc - optind;
     if (code != CMD_OK || o->help)
         return code;
     if (left > (o->explain != NULL ? 1 : 0))
         return cmd_usage("plan", o->json, "unexpected argument '%s'", argv[optind]);
     if (left == 1 && !cmd_parse_u64(argv[optind], 0, LAYOUT_MAX_RANKS - 1, &rank))
-        return cmd_usage("plan", o->json, "the rank to explain must be a number, not '%s'",
-                         argv[optind]);
+        return bad_rank(o, argv[optind]);
     if (left == 1)
         o->rank = (int64_t)rank;
     if (o->source == NULL || o->n_destinations == 0 || o->topology == NULL)

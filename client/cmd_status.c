@@ -34,8 +34,8 @@ static void print_strangers(const json_t *x)
 {
     uint64_t connections = jnum(x, "connections"), peers = jnum(x, "peers"), data = jnum(x, "data");
     if (connections + peers + data > 0)
-        (void)printf("strangers refused: %llu connection%s, %llu as daemon%s, %llu at the data "
-                     "port\n",
+        (void)printf("strangers refused since it began: %llu connection%s (all addresses "
+                     "together), %llu as daemon%s, %llu at the data port\n",
                      (unsigned long long)connections, connections == 1 ? "" : "s",
                      (unsigned long long)peers, peers == 1 ? "" : "s", (unsigned long long)data);
 }

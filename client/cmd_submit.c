@@ -110,7 +110,8 @@ static int parse_policy(const struct ctl *c, struct submit_args *a)
         if (a->options.n_policy == LIST_MOST)
             return ctl_bad(c, "--policy: at most %d layouts", LIST_MOST);
         if (!next_pair(&rest, &key, &value) || !cmd_parse_u64(value, 0, UINT32_MAX, &n))
-            return ctl_bad(c, "--policy %s: use LAYOUT=N", a->policy);
+            return ctl_bad(c, "--policy '%s': use LAYOUT=N, N a whole number, 0 … %u", a->policy,
+                           UINT32_MAX);
         a->policy_list[a->options.n_policy] = (struct reshard_policy){key, (uint32_t)n};
     }
     a->options.policy = a->policy_list;

@@ -400,7 +400,7 @@ int cmd_timeline(int argc, char **argv)
         return c.exit;
     json_t *reply;
     if (!cmd_parse_u64(last, 1, 10000, &n)) {
-        c.exit = ctl_bad(&c, "--last %s: use 1 … 10000", last);
+        c.exit = ctl_bad(&c, "--last '%s': use a whole number, 1 … 10000", last);
     } else if (compare != NULL && (!compare_parse(compare, sets) || c.n_args > 1)) {
         c.exit =
             ctl_bad(&c, "--compare %s: use A-B,C-D, two sets of versions, and no VERSION", compare);

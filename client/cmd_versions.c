@@ -59,7 +59,7 @@ int cmd_versions(int argc, char **argv)
         return c.exit;
     json_t *reply;
     if (!cmd_parse_u64(last, 1, 100000, &n)) {
-        c.exit = ctl_bad(&c, "--last %s: use 1 … 100000", last);
+        c.exit = ctl_bad(&c, "--last '%s': use a whole number, 1 … 100000", last);
     } else if (ctl_model(&c, &model) &&
                ctl_ask(&c, CTL_VERSIONS, json_pack("{sssI}", "model", model, "last", (json_int_t)n),
                        &reply)) {

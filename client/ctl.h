@@ -19,9 +19,9 @@ struct ctl {
     uint32_t timeout_ms; /* of one call */
     bool json;
     struct link *link;
-    char **args; /* what is no option */
-    int n_args;
-    int exit; /* of ctl_begin */
+    const char *args[4]; /* what is no option: the first ones */
+    int n_args;          /* all of them; ctl_begin lets no more through than the command takes */
+    int exit;            /* of ctl_begin */
 };
 
 /* An option of the command's own: with a value where `value` is set, else a flag. */

@@ -26,17 +26,22 @@ struct doctor {
     struct doctor_finding *findings; /* mem_free */
     size_t n, capacity;
     bool out_of_memory;
-    bool needs_gpu;        /* --backend cuda: what is missing for GPUs is a failure, not a note */
-    bool needs_network;    /* --nodes: other nodes have to reach this one */
-    const char *state_dir; /* of the ledger */
+    bool needs_gpu;     /* --backend cuda: what is missing for GPUs is a failure, not a note */
+    bool needs_network; /* --nodes: other nodes have to reach this one */
+    const char *
+        state_dir; /* of the ledger; NULL: as `config` says, else the daemon that answers, else the default */
+    const char *config; /* a reshardd.conf; NULL: none was named */
+    const char *node;   /* --node: which of its nodes this is; NULL: by the host's name */
+    char state_dir_text[512];
 };
 
 /* Adds one. `remedy` NULL: none. */
 void doctor_add(struct doctor *d, enum doctor_grade grade, const char *check, const char *remedy,
                 const char *says, ...) __attribute__((format(printf, 5, 6)));
 
-void doctor_host(
-    struct doctor *d); /* ctl_doctor_host.c: limits, memory, interfaces, clock, ledger's disk */
+void doctor_config(struct doctor *d); /* ctl_doctor_config.c: by reshardd; sets state_dir */
+void doctor_host(struct doctor *d);   /* ctl_doctor_host.c: limits, memory, interfaces, clock */
+void doctor_ledger(struct doctor *d); /* ctl_doctor_host.c: the ledger's disk */
 void doctor_gpu(
     struct doctor *d); /* ctl_doctor_gpu.c: driver, devices, peer access, IPC, memory left, NCCL */
 

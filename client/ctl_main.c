@@ -13,7 +13,12 @@
 
 #include "base/banned.h"
 
-enum { OWN_MOST = 16, TIMEOUT_DEFAULT_MS = 10000, TIMEOUT_MOST_S = 86400 };
+enum {
+    OWN_MOST = 16,
+    ARGS_MOST = sizeof((struct ctl *)0)->args / sizeof(char *),
+    TIMEOUT_DEFAULT_MS = 10000,
+    TIMEOUT_MOST_S = 86400
+};
 
 static const char *const common_usage = "common options:\n"
                                         "  --json             the answer as JSON\n"
@@ -46,7 +51,7 @@ static int take_option(struct ctl *c, int found, const struct ctl_option *own, s
         c->socket = optarg;
     } else if (found == 't') {
         if (!parse_timeout(optarg, &c->timeout_ms)) {
-            c->exit = ctl_bad(c, "--timeout %s: use seconds, 0.001 … %d", optarg, TIMEOUT_MOST_S);
+            c->exit = ctl_bad(c, "--timeout '%s': use seconds, 0.001 … %d", optarg, TIMEOUT_MOST_S);
             return 1;
         }
     } else if (found == 'h') {
@@ -67,6 +72,13 @@ static int take_option(struct ctl *c, int found, const struct ctl_option *own, s
     return 0;
 }
 
+static void take_argument(struct ctl *c, const char *text)
+{
+    if (c->n_args < ARGS_MOST)
+        c->args[c->n_args] = text;
+    c->n_args++;
+}
+
 static bool parse(struct ctl *c, const struct ctl_option *own, size_t n_own, int argc, char **argv)
 {
     struct option options[OWN_MOST + 5] = {
@@ -82,15 +94,27 @@ static bool parse(struct ctl *c, const struct ctl_option *own, size_t n_own, int
                             NULL, 256 + (int)i};
     opterr = 0;
     optind = 0; /* glibc: start over, also within argv */
-    int found;
-    while ((found = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
-        if (found == '?' || found == ':')
-            optarg = argv[optind - 1];
-        if (take_option(c, found, own, n_own) != 0)
-            return false;
+    int found, at = 1, number_at = 0;
+    /* '-': arguments come in their order, as 1. Digits are options, so that "-5" can be told from a misspelt one: it is
+     * an argument, and whoever reads it says what it should be. */
+    while ((found = getopt_long(argc, argv, "-:h0123456789", options, NULL)) != -1) {
+        if (at == number_at) {
+            ; /* the rest of that number */
+        } else if (found == 1) {
+            take_argument(c, optarg);
+        } else if (found >= '0' && found <= '9') {
+            take_argument(c, argv[at]);
+            number_at = at;
+        } else {
+            if (found == '?' || found == ':')
+                optarg = argv[at];
+            if (take_option(c, found, own, n_own) != 0)
+                return false;
+        }
+        at = optind;
     }
-    c->args = argv + optind;
-    c->n_args = argc - optind;
+    for (; optind < argc; optind++) /* behind "--" */
+        take_argument(c, argv[optind]);
     return true;
 }
 
@@ -125,8 +149,9 @@ bool ctl_begin(struct ctl *c, const char *command, const char *usage, const stru
     if (!parse(c, own, n_own, argc, argv))
         return false;
     if (c->n_args < least || c->n_args > most) {
-        c->exit = c->n_args < least ? ctl_bad(c, "an argument is missing")
-                                    : ctl_bad(c, "one argument too many: '%s'", c->args[most]);
+        c->exit = c->n_args < least
+                      ? ctl_bad(c, "an argument is missing: %.*s", (int)strcspn(usage, "\n"), usage)
+                      : ctl_bad(c, "one argument too many: '%s'", c->args[most]);
         return false;
     }
     return true;
@@ -235,7 +260,8 @@ bool ctl_version(struct ctl *c, int i, uint64_t *ret_version)
     *ret_version = 0;
     if (i >= c->n_args || cmd_parse_u64(c->args[i], 1, INT64_MAX, ret_version))
         return true;
-    c->exit = ctl_bad(c, "version '%s': use 1 … 2^63-1", c->args[i]);
+    c->exit =
+        ctl_bad(c, "VERSION '%s': use a whole number, 1 … %lld", c->args[i], (long long)INT64_MAX);
     return false;
 }
 

@@ -258,7 +258,10 @@ static const struct family families[] = {
      NULL, NULL, NULL},
     {"reshard_data_plane_restarts_total", "counter", "Times that the data plane was replaced.",
      write_own, "data_plane_restarts", NULL, NULL},
-    {"reshard_strangers_refused_total", "counter", "Refused connections of who is no member.",
+    {"reshard_strangers_refused_total", "counter",
+     "Turned away since the daemon began: door connections (failed TLS handshakes at all of its "
+     "addresses "
+     "together, and beyond the limit), peers (joins refused), data (data port).",
      write_strangers, NULL, doors, NULL},
     {"reshard_gpu_memory_bytes", "gauge", "Of each GPU: the daemon's parts, workers', free.",
      write_gpus, NULL, gpu_parts, NULL},

@@ -69,6 +69,23 @@ def a_ledger_folder_that_is_not_there_is_a_failure(folder):
     assert code == 1 and ("failed", f"there is no folder {folder / 'no'}") in seen(findings, "ledger"), findings
 
 
+def settings_are_read_by_the_daemon_itself(folder):
+    config = folder / "conf"
+    config.write_text(f"[daemon]\nsocket = {folder}/sock\nstate_dir = {folder}\n")
+    code, findings = doctor(folder, "--config", config)
+    assert code == 0 and seen(findings, "config")[0][0] == "ok", findings
+    assert any(says.endswith(f" free in {folder}") for _, says in seen(findings, "ledger")), findings
+    config.write_text("[daemon]\nstate_dirr = /somewhere\n")
+    code, findings = doctor(folder, "--config", config)
+    [(result, says)] = seen(findings, "config")
+    assert code == 1 and result == "failed" and "state_dirr" in says, findings
+
+
+def a_ledger_that_nobody_tells_of_is_said_to_be_a_guess(folder):
+    findings = doctor(folder)[1]
+    assert ("note", "looked for in /var/lib/reshard, the default: no daemon answers to tell") in seen(findings, "ledger"), findings
+
+
 def a_ledger_in_memory_is_a_warning(folder):
     code, findings = doctor(folder, "--state-dir", "/dev/shm")
     assert code == 0 and any(r == "warning" and "in memory" in says for r, says in seen(findings, "ledger")), findings
@@ -105,6 +122,7 @@ def bad_usage_ends_with_2(folder):
 
 
 TESTS = (a_machine_is_looked_at_without_a_daemon, every_warning_and_failure_says_what_to_do,
+         settings_are_read_by_the_daemon_itself, a_ledger_that_nobody_tells_of_is_said_to_be_a_guess,
          a_ledger_folder_that_is_not_there_is_a_failure, a_ledger_in_memory_is_a_warning, devices_are_found_with_what_each_lacks,
          a_driver_that_does_not_start_is_told_with_its_error, bad_usage_ends_with_2)
 

@@ -230,6 +230,28 @@ def what_the_daemon_refuses_ends_with_1(w):
     fails(w, FAILED, "evict", "123456789abcdef0", says="reshardctl evict: ")
 
 
+def numbers_that_are_none_are_told_by_name_and_range(w):
+    version = "use a whole number, 1 … 9223372036854775807"
+    for command in ("submit", "abort", "watch", "timeline"):
+        for bad in ("-1", "-15x", "0", "1.5", "x", str(2**63)):
+            fails(w, USAGE, command, "m", bad, says=f"VERSION '{bad}': {version}")
+    for args, says in ((("versions", "m", "--last", "-4"), "--last '-4': use a whole number, 1 … 100000"),
+                       (("timeline", "m", "--last", "0"), "--last '0': use a whole number, 1 … 10000"),
+                       (("submit", "m", 20, "--policy", "rollout=-1"), "N a whole number, 0 … 4294967295"),
+                       (("status", "--timeout", "-1"), "--timeout '-1': use seconds, 0.001 … 86400"),
+                       (("submit", "m", "-1", "2"), "one argument too many: '2'"),
+                       (("submit", "m"), "an argument is missing: usage: reshardctl submit MODEL VERSION"),
+                       (("submit", "m", "1", "--last", "1"), "there is no option '--last'"),
+                       (("submit", "m", "1", "-x"), "there is no option '-x'")):
+        fails(w, USAGE, *args, says=says)
+    assert w.json("submit", "--request-id", "-7", "m", 3)["request_id"] == "-7"  # a value may look like an option
+
+
+def doctor_looks_at_the_ledger_of_the_daemon_that_answers(w):
+    says = [f["says"] for f in w.json("doctor")["findings"] if f["check"] == "ledger"]
+    assert any(text.endswith(f" free in {w.dir}") for text in says) and not any("/var/lib" in text for text in says), says
+
+
 def a_committed_version_is_watched_to_its_end_at_once(w):
     r = w.ctl("watch", "m", 3)
     assert r.returncode == OK and "version 3 committed after" in r.stdout, r
@@ -304,6 +326,7 @@ TESTS = (without_a_daemon_each_command_ends_with_3, bad_usage_ends_with_2_daemon
          help_is_on_stdout_and_no_command_is_bad_usage, the_socket_may_come_from_the_environment,
          status_shows_models_instances_and_workers, versions_and_timeline_tell_what_happened,
          two_sets_of_versions_are_compared, a_chrome_trace_has_spans_and_instants, what_the_daemon_refuses_ends_with_1,
+         numbers_that_are_none_are_told_by_name_and_range, doctor_looks_at_the_ledger_of_the_daemon_that_answers,
          a_committed_version_is_watched_to_its_end_at_once, a_committed_version_submitted_again_is_said_to_be_committed,
          a_version_that_nobody_publishes_can_be_aborted, a_version_whose_marks_are_lost_says_so,
          submit_with_wait_ends_as_its_version_does, an_evicted_worker_is_gone)
