@@ -139,6 +139,8 @@ int part_feeders_check(struct part *p, struct err *e)
     for (uint32_t i = 0; r == 0 && i < in->n_participants; i++)
         if (feeds(p, &in->participants[i], &l))
             r = feeder_check(p, &in->participants[i], l, e);
+    if (r != 0) /* those that were asked must not go on with what has failed */
+        part_feeders_forget(p);
     return r == 0 ? 1 : r;
 }
 
