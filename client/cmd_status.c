@@ -46,10 +46,11 @@ static void print_daemon(const json_t *s)
                  jstr(s, "node"), jstr(s, "release"), ctl_ns(jnum(s, "uptime_ns")),
                  jstr(s, "incarnation"), (unsigned long long)jnum(s, "clients"),
                  jnum(s, "clients") == 1 ? "" : "s");
-    (void)printf("backend %s: %llu devices in %zu domains; data plane %s, replaced %llu time%s\n",
+    size_t domains = n_domains(json_object_get(s, "domain_of_device"));
+    (void)printf("backend %s: %llu device%s in %zu domain%s; data plane %s, replaced %llu time%s\n",
                  jstr(s, "backend"), (unsigned long long)jnum(s, "devices"),
-                 n_domains(json_object_get(s, "domain_of_device")), jstr(s, "data_plane"),
-                 (unsigned long long)jnum(s, "data_plane_restarts"),
+                 jnum(s, "devices") == 1 ? "" : "s", domains, domains == 1 ? "" : "s",
+                 jstr(s, "data_plane"), (unsigned long long)jnum(s, "data_plane_restarts"),
                  jnum(s, "data_plane_restarts") == 1 ? "" : "s");
     if (jstr(s, "local_pairs")[0] != '\0')
         (void)printf("messages between devices of this node: %s\n", jstr(s, "local_pairs"));
@@ -154,7 +155,8 @@ static int print_nodes(const json_t *s)
 {
     const json_t *nodes = json_object_get(s, "nodes");
     if (jstr(s, "session")[0] != '\0')
-        (void)printf("coordinator: %s; what follows is what %s\n", jstr(s, "session"),
+        (void)printf("%s%s; what follows is what %s\n",
+                     json_array_size(nodes) > 0 ? "coordinator: " : "", jstr(s, "session"),
                      json_array_size(nodes) > 0 ? "it has" : "this node knows by itself");
     if (json_array_size(nodes) < 2)
         return 0;
@@ -415,10 +417,13 @@ static int print_workers(const json_t *m, bool with_node)
     return r != 0 ? r : printed;
 }
 
-static int print_model(const json_t *m, bool with_node)
+/* `whole`: by the coordinator; a node by itself knows what is committed and nothing else. */
+static int print_model(const json_t *m, bool whole, bool with_node)
 {
     (void)printf("\nmodel %s\n", jstr(m, "model"));
     print_committed(m);
+    if (!whole)
+        return 0;
     print_in_flight(m);
     print_queue(m);
     print_layouts(m);
@@ -432,13 +437,14 @@ static int print_status(const struct ctl *c, const json_t *s)
 {
     size_t i;
     json_t *m;
-    bool with_node = json_array_size(json_object_get(s, "nodes")) > 1;
+    size_t n_nodes = json_array_size(json_object_get(s, "nodes"));
+    bool with_node = n_nodes > 1;
     print_daemon(s);
     int r = print_gpus(s);
     if (r == 0)
         r = print_nodes(s);
     json_array_foreach(json_object_get(s, "models"), i, m) if (r == 0) r =
-        print_model(m, with_node);
+        print_model(m, n_nodes > 0, with_node);
     if (i == 0)
         (void)printf("\nno model yet\n");
     return cmd_flush(c->command, r == 0 ? CMD_OK : CMD_FAILED);

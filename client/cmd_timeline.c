@@ -133,11 +133,13 @@ static void print_phases(const json_t *v)
 {
     json_t *phases = phases_of(v), *p;
     uint64_t total = jnum(json_object_get(v, "record"), "total_ns");
-    size_t i;
+    size_t i, n = 0;
     json_array_foreach(phases, i, p)
     {
         uint64_t took = jnum(p, "took_ns");
-        (void)printf("%s%s %s", i == 0 ? "  phases, slowest first: " : ", ", jstr(p, "phase"),
+        if (took == 0 && n > 0)
+            break; /* nor did those that follow take any */
+        (void)printf("%s%s %s", n++ == 0 ? "  phases, slowest first: " : ", ", jstr(p, "phase"),
                      ctl_ns(took));
         if (total > 0 && strcmp(jstr(p, "phase"), "apply") != 0)
             (void)printf(" (%.0f %%)", 100.0 * (double)took / (double)total);

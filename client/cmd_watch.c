@@ -36,7 +36,8 @@ struct screen {
     char phase[32];
     uint64_t attempt;
     uint64_t last_line_ns;
-    bool line_open; /* the terminal's cursor stands in a progress line */
+    bool line_open;      /* the terminal's cursor stands in a progress line */
+    uint64_t give_up_ns; /* while nobody tells: until then it is asked again; 0: somebody does */
 };
 
 static void line_end(struct screen *s)
@@ -124,6 +125,7 @@ static void show(struct screen *s, const json_t *state)
         strcmp(s->phase, jstr(state, "phase")) != 0 || s->attempt != jnum(state, "attempt");
     (void)snprintf(s->phase, sizeof s->phase, "%s", jstr(state, "phase"));
     s->attempt = jnum(state, "attempt");
+    s->give_up_ns = 0;
     progress_add(&s->progress, clock_mono_ns(), jnum(b, "landed"), jnum(b, "total"));
     if (s->json) {
         (void)json_dumpf(state, stdout, JSON_COMPACT);
@@ -174,19 +176,23 @@ static int follow_stream(struct screen *s, struct rpc_stream *stream, struct err
     }
 }
 
-/* Looks for the daemon again for as long as one call may take. */
-static bool reconnect(struct ctl *c, struct screen *s)
+/* The daemon is gone, or there and can't tell (its coordinator is gone): looks again for as long as one call may take
+ * since anything was shown. */
+static bool look_again(struct ctl *c, struct screen *s, const struct err *why)
 {
-    line_end(s);
-    (void)fprintf(stderr, "reshardctl %s: the daemon is gone; looking for it\n", c->command);
+    if (s->give_up_ns == 0) {
+        s->give_up_ns = ctl_deadline(c);
+        line_end(s);
+        (void)fprintf(stderr, "reshardctl %s: %s; looking for it\n", c->command,
+                      err_text(why, why->code));
+    }
     link_unref(c->link);
     c->link = NULL;
-    uint64_t deadline = ctl_deadline(c);
-    while (link_open(c->socket, deadline, &c->link, NULL) != 0) {
-        if (deadline_left_ms(deadline) <= POLL_MS)
+    do {
+        if (deadline_left_ms(s->give_up_ns) <= POLL_MS)
             return false;
         (void)poll(NULL, 0, POLL_MS);
-    }
+    } while (link_open(c->socket, s->give_up_ns, &c->link, NULL) != 0);
     return true;
 }
 
@@ -205,7 +211,7 @@ int watch_version(struct ctl *c, const char *model, uint64_t version)
             r = follow_stream(&s, stream, &err);
             rpc_stream_close(stream);
         }
-    } while ((r == RS_EUNAVAIL || r == RS_EUNAUTH) && reconnect(c, &s));
+    } while ((r == RS_EUNAVAIL || r == RS_EUNAUTH) && look_again(c, &s, &err));
     line_end(&s);
     if (r != 0)
         return ctl_fail(c, r, &err);
@@ -251,8 +257,8 @@ static bool next_version(struct ctl *c, const char *model, uint64_t after, bool 
                 "reshardctl watch: model '%s' has nothing in flight; waiting for its next "
                 "version\n",
                 model);
-        if (v > after || ended > seen) {
-            *ret_version = v > after ? v : ended;
+        if ((v != 0 && v != after) || ended != seen) { /* a smaller number, too: see submit */
+            *ret_version = v != 0 && v != after ? v : ended;
             return true;
         }
         (void)poll(NULL, 0, POLL_MS);

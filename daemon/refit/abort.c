@@ -243,7 +243,7 @@ void attempt_node_silent(struct step *s, struct refit_node *n)
     const char *why = s->ev->node.text;
     if (node_matters(s->r, n)) /* its part goes on ABORTING until NODE_LOST */
         node_fails(s, n,
-                   step_text(s, "nothing is heard of node %.64s%s%.500s", NODE_NAME(s->r, n->node),
+                   step_text(s, "node %.64s is silent%s%.500s", NODE_NAME(s->r, n->node),
                              why == NULL ? "" : ": ", why == NULL ? "" : why));
 }
 

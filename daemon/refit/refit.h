@@ -203,7 +203,8 @@ struct refit_layout {
      * unused rank id. */
     uint32_t *instance_of_rank;
     uint32_t *ranks_by_instance;          /* what the instances' `ranks` point into */
-    struct refit_worker **worker_of_rank; /* NULL: none was ever here */
+    struct refit_worker **worker_of_rank; /* NULL: none is known */
+    bool *left_of_rank;                   /* one was here since this start, and left for good */
     struct refit_instance *instances;
     uint32_t n_instances;
     bool wanted;         /* part of the model: a worker of it is known, or the ledger says so */

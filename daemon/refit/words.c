@@ -53,13 +53,20 @@ static bool shadow_waits(const struct refit *r, const struct refit_version *v,
            w->skipped < w->held;
 }
 
+static const char *rank_absent(const struct refit_layout *l, uint32_t rank)
+{
+    return l->left_of_rank[rank] ? "has left for good, and nobody has attached in its place"
+                                 : "has not attached";
+}
+
 /* NULL, or what this destination rank lacks; *ret_later: it is attached and will come round. */
 static const char *rank_lacks(const struct refit *r, const struct refit_version *v,
-                              const struct refit_worker *w, bool *ret_later)
+                              const struct refit_layout *l, uint32_t rank, bool *ret_later)
 {
+    const struct refit_worker *w = l->worker_of_rank[rank];
     *ret_later = false;
     if (w == NULL)
-        return "never attached";
+        return rank_absent(l, rank);
     if (w->gone)
         return w->gone_reason[0] == '\0' ? "gone" : w->gone_reason;
     if (w->asleep)
@@ -92,7 +99,7 @@ enum instance_fitness instance_fitness(const struct refit *r, const struct refit
         return INSTANCE_MISSING;
     for (uint32_t i = 0; i < of->n_ranks; i++) {
         bool later;
-        if (rank_lacks(r, v, l->worker_of_rank[of->ranks[i]], &later) == NULL)
+        if (rank_lacks(r, v, l, of->ranks[i], &later) == NULL)
             continue;
         if (!later)
             return INSTANCE_MISSING;
@@ -122,10 +129,11 @@ __attribute__((format(printf, 2, 3))) static void missing(struct walk *k, const 
 }
 
 static const char *source_lacks(const struct refit *r, const struct refit_version *v,
-                                const struct refit_worker *w)
+                                const struct refit_layout *l, uint32_t rank)
 {
+    const struct refit_worker *w = l->worker_of_rank[rank];
     if (w == NULL)
-        return "never attached";
+        return rank_absent(l, rank);
     if (w->gone)
         return w->gone_reason[0] == '\0' ? "gone" : w->gone_reason;
     if (w->asleep)
@@ -150,9 +158,8 @@ static void missing_sources(struct walk *k, const struct refit *r, const struct 
             continue;
         any = true;
         for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
-            const char *lacks = l->instance_of_rank[rank] == UINT32_MAX
-                                    ? NULL
-                                    : source_lacks(r, v, l->worker_of_rank[rank]);
+            const char *lacks =
+                l->instance_of_rank[rank] == UINT32_MAX ? NULL : source_lacks(r, v, l, rank);
             if (lacks != NULL)
                 missing(k, "%.512s/rank %u (%s)", l->name, rank, lacks);
         }
@@ -174,7 +181,7 @@ static void missing_ranks(struct walk *k, const struct refit *r, const struct re
             continue;
         }
         bool later;
-        const char *lacks = rank_lacks(r, v, l->worker_of_rank[rank], &later);
+        const char *lacks = rank_lacks(r, v, l, rank, &later);
         if (lacks != NULL)
             missing(k, "%.512s/rank %u (%s)", l->name, rank, lacks);
     }

@@ -47,6 +47,7 @@ void refit_layout_free(struct refit_layout *l)
     mem_free(l->instance_of_rank);
     mem_free(l->ranks_by_instance);
     mem_free(l->worker_of_rank);
+    mem_free(l->left_of_rank);
     mem_free(l->instances);
     mem_free(l);
 }
@@ -84,9 +85,10 @@ static struct refit_layout *layout_make(const struct refit_event *ev)
     l->instance_of_rank = mem_calloc(n, sizeof *l->instance_of_rank);
     l->ranks_by_instance = mem_calloc(n, sizeof *l->ranks_by_instance);
     l->worker_of_rank = mem_calloc(n, sizeof *l->worker_of_rank);
+    l->left_of_rank = mem_calloc(n, sizeof *l->left_of_rank);
     l->instances = mem_calloc(l->n_instances, sizeof *l->instances);
     if (l->name == NULL || l->instance_of_rank == NULL || l->ranks_by_instance == NULL ||
-        l->worker_of_rank == NULL || l->instances == NULL) {
+        l->worker_of_rank == NULL || l->left_of_rank == NULL || l->instances == NULL) {
         refit_layout_free(l);
         return NULL;
     }
@@ -121,8 +123,10 @@ static uint32_t count_layouts(const struct refit *r)
 
 static void worker_free(struct refit *r, struct refit_worker *w)
 {
-    if (w->layout->worker_of_rank[w->rank] == w)
+    if (w->layout->worker_of_rank[w->rank] == w) {
         w->layout->worker_of_rank[w->rank] = NULL;
+        w->layout->left_of_rank[w->rank] = true;
+    }
     queue_remove(&w->link);
     r->n_workers--;
     mem_free(w);

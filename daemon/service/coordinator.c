@@ -235,10 +235,8 @@ void coordinator_node_lost(struct coordinator *c, uint32_t node, int code, const
 
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why)
 {
-    char text[320];
-    (void)snprintf(text, sizeof text, "%s: %s", coordinator_node_name(c, node), why);
     asked_forget(c, node);
-    event_all(c, REFIT_EV_NODE_SILENT, node, RS_EUNAVAIL, false, text);
+    event_all(c, REFIT_EV_NODE_SILENT, node, RS_EUNAVAIL, false, why);
 }
 
 /* Its workers' leases go on there; they are reported when it is back. */

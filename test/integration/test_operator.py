@@ -209,7 +209,16 @@ class Status(unittest.TestCase):
         self.assertEqual(len(status.nodes), 0)
         self.assertEqual([(m.model, m.committed) for m in status.models], [("m", 1)])
         self.assertEqual(len(self.status("n1", "other").models), 0)
-        self.assertIn("what this node knows by itself", ctl(self.nodes["n1"], "status")[1])
+        out = ctl(self.nodes["n1"], "status")[1]
+        self.assertIn("what this node knows by itself", out)
+        self.assertIn("committed    version 1, ", out)
+        for unknown in ("in flight", "queue", "layouts", "coordinator: the coordinator"):
+            self.assertNotIn(unknown, out)
+        begin = time.monotonic()
+        code, out, err = ctl(self.nodes["n1"], "watch", "m", 1, "--timeout", SLOW)
+        self.assertLess(time.monotonic() - begin, 6 * SLOW)  # it asks again for one call's time, and says so once
+        self.assertEqual((code, err.count("looking for it")), (3, 1), err)
+        self.assertIn("not reachable", err)
         self.nodes["n0"].thaw()
 
     def test_strangers_are_counted_where_they_came_and_seen_from_everywhere(self):

@@ -305,6 +305,31 @@ START_TEST(a_node_that_does_not_start_is_named_before_its_workers_are_known)
 }
 END_TEST
 
+START_TEST(who_has_left_for_good_is_not_said_never_to_have_come)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    leave(&b, 12, true);
+    (void)submit(&b, 1, "a", 1);
+    publish_all(&b, 1);
+    ck_assert_str_eq(waiting_for(&b, 1),
+                     "rollout/rank 1 (has left for good, and nobody has attached in its place); ");
+    (void)attach(&b, (struct attach){13, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
+                                     true, 0, 0});
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+    bed_init(&b);
+    layout(&b, REFIT_SOURCE, "train", 2, 1);
+    node_up(&b, 0);
+    (void)attach(&b,
+                 (struct attach){1, 0, REFIT_SOURCE, "train", 0, REFIT_RECEIVE_NONE, false, 0, 0});
+    (void)submit(&b, 1, "a", 1);
+    publish(&b, 1, 1, 5);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "train/rank 1 (has not attached); "));
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_late_end_of_an_old_lease_leaves_the_new_one_alone)
 {
     struct bed b;
@@ -1378,6 +1403,7 @@ END_TEST
     X(who_needs_a_node_that_does_not_start_is_told_at_once_and_goes_on_when_it_does)               \
     X(nobody_waits_for_a_node_that_does_not_start_where_the_policy_can_do_without)                 \
     X(a_node_that_does_not_start_is_named_before_its_workers_are_known)                            \
+    X(who_has_left_for_good_is_not_said_never_to_have_come)                                        \
     X(a_late_end_of_an_old_lease_leaves_the_new_one_alone)                                         \
     X(a_member_that_knows_of_a_newer_commit_ends_what_is_below_it)                                 \
     X(after_a_restart_nothing_begins_before_all_nodes_have_joined_or_their_leases_are_over)        \
