@@ -20,7 +20,7 @@ import backends
 
 BUILD = pathlib.Path(os.environ.get("RESHARD_BUILD", "build")).resolve()
 SLOW = float(os.environ.get("RESHARD_SLOW", "1"))
-if backends.STANDIN:
+if backends.CUDA:
     backends.begin(BUILD)
 BACKEND = backends.settings(transport="memory")
 OK, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3

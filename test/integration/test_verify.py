@@ -153,11 +153,11 @@ class OnTheWay(Case):
         # Packing, unpacking and fan-out inside the domain are copies; over TCP connections, too.
         for n in (1, 6):
             self.caught(f"lost-copy:{n}")
-        if not backends.STANDIN:
+        if not backends.CUDA:
             self.caught("lost-copy:3", devices__transport="tcp", devices__local_pairs="transport")
 
     def test_device_copies_in_the_place_of_messages_are_caught_like_those(self):
-        by_cpu = [] if backends.STANDIN else ["flipped-bit:2"]
+        by_cpu = [] if backends.CUDA else ["flipped-bit:2"]
         for damage in ("lost-chunk:3", "wrong-address:1", "lost-copy:4", *by_cpu):
             with self.subTest(damage):
                 self.caught(damage, **COPIES)
