@@ -156,7 +156,9 @@ $(foreach f,base $(FOLDERS),$(if $(call src_of,$(f)),$(eval $(call folder_rule,$
 -include client/client.mk
 
 # --- unit tests: test/unit/test_FOLDER[_SUBJECT].c links FOLDER and what it may use ----------------
+# UNIT_ONLY: names, for some of them.
 UNIT := $(patsubst test/unit/%.c,$(BUILD)/test/%,$(wildcard test/unit/test_*.c))
+UNIT := $(if $(UNIT_ONLY),$(filter $(addprefix $(BUILD)/test/,$(UNIT_ONLY)),$(UNIT)),$(UNIT))
 folder_of = $(firstword $(subst _, ,$(patsubst test_%,%,$(notdir $(1)))))
 
 define unit_rule
@@ -315,36 +317,41 @@ check-fuzz: $(FUZZERS)
 	    echo "$$n: $$(ls test/fuzz/corpus/$$n | wc -l) inputs"; done
 
 # --- what people run ------------------------------------------------------------------------------
-# make check = deps, then every kind of test; the last line is "N passed, N failed".
+# make check = deps, then every kind of test; the last line is "N passed, N failed". Kinds are built one after another, niced, and
+# their programs queue up for one scripts/run-tests, which runs what has been built meanwhile.
 TALLY = $(BUILD)/tally
+QUEUE := $(abspath $(BUILD))/queue
 SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) TALLY=$(abspath $(TALLY)) LABEL="$(2) "
+KINDS := check-floors check-unit check-integration check-standin check-sim check-faults check-asan check-tsan check-kernels check-fuzz check-libc
 
 check: deps
-	@rm -f $(TALLY); mkdir -p $(BUILD)
-	@failed=0; for t in check-floors check-libc check-fuzz check-kernels check-unit check-sim check-integration check-standin check-faults check-asan check-tsan; do \
-	    echo "--- $$t"; $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
-	scripts/sum-tally $(TALLY) $$failed
+	@rm -f $(TALLY) $(QUEUE); mkdir -p $(BUILD); touch $(QUEUE)
+	@scripts/run-tests --serve $(QUEUE) --tally $(TALLY) & failed=0; for t in $(KINDS); do \
+	    echo "--- $$t"; RUN_TESTS_QUEUE=$(QUEUE) nice -n 10 $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
+	echo '"end"' >>$(QUEUE); echo "--- all is built"; wait $$! || failed=1; scripts/sum-tally $(TALLY) $$failed
 
 check-unit: $(UNIT) $(STANDIN_PROGRAMS)
-	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" $(foreach t,$(UNIT) $(STANDIN_PROGRAMS),-- $(t))
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" --timeout $(RUN_S) $(foreach t,$(UNIT) $(STANDIN_PROGRAMS),-- $(t))
+# The limit of one program: sanitized ones are several times slower.
+RUN_S := $(if $(SANITIZE),1200,600)
 
 check-asan:
 	@$(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,asan) \
 	    check-unit check-sim check-integration
-check-tsan:
-	@TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66 history_size=7 ignore_noninstrumented_modules=1" \
-	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) check-unit check-integration
+# Programs that start no thread are not run again: there is nothing to find in them.
+check-tsan: $(UNIT)
+	@some="$$(scripts/threaded $(UNIT))" && some="$$(basename -a $$some | tr '\n' ' ')" && \
+	echo "tsan: $$(echo $$some | wc -w) of $(words $(UNIT)) unit test programs start threads" && \
+	TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66 history_size=7 ignore_noninstrumented_modules=1" \
+	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) UNIT_ONLY="$$some" check-unit check-integration
 
 # The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
 LIBC_SRC = $(filter-out $(CUDA_ONLY),$(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \
     daemon/exec/*.c daemon/topology/topology.c daemon/layout/layout.c daemon/layout/box.c daemon/layout/dtype.c \
     daemon/layout/region.c)) \
     $(filter-out daemon/plan/plan_digest.c,$(wildcard daemon/plan/*.c))
-check-libc: $(patsubst %.c,$(BUILD)/libc/%.o,$(LIBC_SRC))
+check-libc: $(patsubst %.c,$(BUILD)/obj/%.o,$(LIBC_SRC))
 	@! nm -u $^ | grep -E ' (json_|XXH|sqlite3|grpc_|uv_|protobuf_c)' || { echo "third-party symbols in the data plane"; false; }
-$(BUILD)/libc/%.o: %.c
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 # --- simulation: test/sim is one program over decider, members, planner and the ledger's twin --------
 SIM_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard test/sim/*.c))

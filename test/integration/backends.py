@@ -15,6 +15,7 @@ STANDIN_SEED      of the streams' delays and of mixed; a random one where it isn
     RESHARD_BACKEND=standin STANDIN_SEED=7 test/integration/test_refit.py
     backends.py list     the files that run on the stand-in; fails where a test file is missing in FILES below
     backends.py count    how many these are
+    backends.py sees SANITIZER   the files that a sanitizer ("address", "thread"; "" for none: all) can find anything in
     backends.py run PROGRAM [ARG…]   runs another program with the environment that the stand-in's daemons need
 """
 import dataclasses
@@ -30,6 +31,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 class File:
     """Whether a test file runs on the stand-in as well."""
     not_on_standin: str = ""  # why not; "": it does
+    runs: str = "daemon"      # or "reshardctl" (offline: one thread), "python" (nothing that is compiled): tells which sanitizers see anything
     without: dict = dataclasses.field(default_factory=dict)  # tests that don't: Class.test (or function) -> why
 
 
@@ -39,12 +41,11 @@ LINKS = "is about the rate of links, and the stand-in's NCCL takes shared memory
 EVERYWHERE = File()
 # Every test file must be here: say of a new one whether it runs on the stand-in.
 FILES = {
-    "test_bench_cases.py": File(OFFLINE),
+    "test_bench_cases.py": File(OFFLINE, "reshardctl"),
     "test_broken.py": EVERYWHERE,
     "test_cases.py": EVERYWHERE,
-    "test_cases_nccl.py": File(OFFLINE),
     "test_cases_versions.py": EVERYWHERE,
-    "test_cases_nccl.py": File(OFFLINE),
+    "test_cases_nccl.py": File(OFFLINE, "python"),
     "test_casts.py": EVERYWHERE,
     "test_catch_up.py": EVERYWHERE,
     "test_crash.py": EVERYWHERE,
@@ -52,7 +53,7 @@ FILES = {
     "test_device_memory.py": EVERYWHERE,
     "test_device_settings.py": EVERYWHERE,
     "test_disk.py": EVERYWHERE,
-    "test_doctor.py": File("looks at machines made of libraries of its own; no daemon takes part"),
+    "test_doctor.py": File("looks at machines made of libraries of its own; no daemon takes part", "reshardctl"),
     "test_faults.py": EVERYWHERE,
     "test_hostile.py": EVERYWHERE,
     "test_members.py": EVERYWHERE,
@@ -62,7 +63,7 @@ FILES = {
         "Strangers.test_strangers_at_data_ports_are_refused_and_the_attempt_goes_on": PORT}),
     "test_nodes_nccl.py": EVERYWHERE,
     "test_nodes_proven.py": File("flips bits on the way between nodes, which is the TCP transport's doing"),
-    "test_offline.py": File(OFFLINE),
+    "test_offline.py": File(OFFLINE, "reshardctl"),
     "test_operator.py": File(without={
         "Status.test_strangers_are_counted_where_they_came_and_seen_from_everywhere": PORT}),
     "test_python.py": EVERYWHERE,
@@ -72,7 +73,7 @@ FILES = {
     "test_serve.py": EVERYWHERE,
     "test_tcp.py": File("is about transport = tcp, which backend = cuda refuses"),
     "test_sleep.py": EVERYWHERE,
-    "test_testnet.py": File(OFFLINE),
+    "test_testnet.py": File(OFFLINE, "python"),
     "test_times.py": EVERYWHERE,
     "test_verify.py": EVERYWHERE,
 }
@@ -118,6 +119,11 @@ def libraries(build):
 
 def standin_folder(build):
     return pathlib.Path(os.environ.get("RESHARD_CLIENT_STANDIN") or build / "standin").resolve()
+
+
+def client_library(build):
+    """libreshard.so for this process: likewise."""
+    return libraries(build).parent / "libreshard.so" if STANDIN else build / "libreshard.so"
 
 
 def begin(build):
@@ -181,9 +187,12 @@ if __name__ == "__main__":
         print("\n".join(f"test/integration/{n}" for n in on_both))
     elif what == ["count"]:
         print(len(on_both))
+    elif what[0] == "sees" and len(what) == 2:
+        blind = {"address": {"python"}, "thread": {"python", "reshardctl"}, "": set()}[what[1]]
+        print("\n".join(f"test/integration/{n}" for n in sorted(FILES) if FILES[n].runs not in blind))
     elif what[0] == "run" and len(what) > 1:
         os.environ["RESHARD_BACKEND"] = "standin"
         begin(pathlib.Path(os.environ.get("RESHARD_BUILD", "build")).resolve())
         os.execv(what[1], what[1:])
     else:
-        sys.exit("usage: backends.py list | count | run PROGRAM [ARG…]")
+        sys.exit("usage: backends.py list | count | sees SANITIZER | run PROGRAM [ARG…]")

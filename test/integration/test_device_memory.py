@@ -526,7 +526,7 @@ class Library:
                     ("shadow_version", ctypes.c_uint64)]
 
     def __init__(self, daemon):
-        self.library = ctypes.CDLL(str(BUILD / "libreshard.so"))
+        self.library = ctypes.CDLL(str(backends.client_library(BUILD)))
         self.library.reshard_segment_data.restype = ctypes.c_void_p
         self.library.reshard_segment_device.restype = ctypes.c_uint32
         self.client = self.out(self.library.reshard_connect, daemon.socket.encode(), 0)
