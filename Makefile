@@ -215,6 +215,7 @@ $(STANDIN)/standin_%:
 endif
 # The daemon itself on it: all integration tests that apply (test/integration/backends.py says which) and crash tests, with
 # another seed of the delays each time (STANDIN_SEED=7 for a certain one), workers' memory of each kind (SEGMENTS=ipc for one).
+# STANDIN_FILES="test_refit.py …": these files only, and no crash tests.
 .PHONY: check-standin
 check-standin: export RESHARD_BUILD := $(abspath $(BUILD))
 check-standin: export RESHARD_SLOW := $(if $(SANITIZE),4,1)
@@ -222,17 +223,22 @@ check-standin: export RESHARD_BACKEND := standin
 check-standin: export RESHARD_SEGMENTS := $(or $(SEGMENTS),mixed)
 # Python can't load sanitized libraries; those of a plain build are the same to a client (CU_BUILD has them).
 check-standin: export RESHARD_CLIENT_STANDIN := $(if $(SANITIZE),$(abspath $(CU_BUILD)/standin))
-STANDIN_RUN = scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin$(1) --label "$(LABEL)stand-in $(2)"
+STANDIN_RUN = scripts/run-tests --tally $(TALLY) --log $(BUILD)/log/standin$(1) --label "$(LABEL)stand-in $(2)" --timeout $(RUN_S)
 ifeq ($(CUDA),1)
 check-standin: $(BUILD)/reshardd $(BUILD)/reshardctl $(BUILD)/demo_worker $(BUILD)/py/reshard_pb2_grpc.py $(STANDIN_LIBS) \
-    $(BUILD)/bench/bench_plan_paper $(STANDIN)/libreshard
+    $(BUILD)/bench/bench_plan_paper $(STANDIN)/libreshard $(if $(SANITIZE),standin-client)
 	@export STANDIN_SEED=$${STANDIN_SEED:-$$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}; \
 	files=$$(test/integration/backends.py list) || exit 1; failed=0; \
+	files="$(or $(addprefix test/integration/,$(STANDIN_FILES)),$$files)"; \
 	echo "stand-in: STANDIN_SEED=$$STANDIN_SEED, segments $$RESHARD_SEGMENTS"; \
 	$(call STANDIN_RUN) -- $(STANDIN)/libreshard $$(printf ' -- %s' $$files) || failed=1; \
+	[ -z "$(STANDIN_FILES)" ] || exit $$failed; \
 	$(call STANDIN_RUN) -- scripts/faults --short --json $(BUILD)/faults-standin.json || failed=1; \
 	$(call STANDIN_RUN,/nodes,3 nodes ) -- scripts/faults --nodes 3 --short --only 'data plane,stop node,point exec,point apply' --json $(BUILD)/faults-standin-nodes.json || failed=1; \
 	exit $$failed
+.PHONY: standin-client
+standin-client:
+	@$(MAKE) --no-print-directory SANITIZE= OPT="-O2 -g" BUILD=$(CU_BUILD) $(patsubst $(BUILD)/%,$(CU_BUILD)/%,$(STANDIN_LIBS)) $(CU_BUILD)/libreshard.so
 $(STANDIN)/libreshard: $(BUILD)/test/integration/test_libreshard
 	$(Q)printf '#!/bin/sh\nexec %s run %s\n' $(abspath test/integration/backends.py) $(abspath $<) >$@ && chmod +x $@
 else
@@ -321,7 +327,9 @@ check-fuzz: $(FUZZERS)
 # their programs queue up for one scripts/run-tests, which runs what has been built meanwhile.
 TALLY = $(BUILD)/tally
 QUEUE := $(abspath $(BUILD))/queue
-SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) TALLY=$(abspath $(TALLY)) LABEL="$(2) "
+SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) TALLY=$(abspath $(TALLY)) LABEL="$(2) " STANDIN_FILES="$(STANDIN_SANITIZED)"
+# Of the stand-in's tests, under sanitizers, what others don't have: memory of GPUs, NCCL over nodes. All: make check-standin SANITIZE=…
+STANDIN_SANITIZED := test_refit.py test_device_memory.py test_nodes_nccl.py
 KINDS := check-floors check-unit check-integration check-standin check-sim check-faults check-asan check-tsan check-kernels check-fuzz check-libc
 
 check: deps
@@ -337,13 +345,13 @@ RUN_S := $(if $(SANITIZE),1200,600)
 
 check-asan:
 	@$(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,asan) \
-	    check-unit check-sim check-integration
+	    check-unit check-sim check-integration check-standin
 # Programs that start no thread are not run again: there is nothing to find in them.
 check-tsan: $(UNIT)
 	@some="$$(scripts/threaded $(UNIT))" && some="$$(basename -a $$some | tr '\n' ' ')" && \
 	echo "tsan: $$(echo $$some | wc -w) of $(words $(UNIT)) unit test programs start threads" && \
 	TSAN_OPTIONS="suppressions=$(CURDIR)/test/lib/tsan.supp halt_on_error=0 exitcode=66 history_size=7 ignore_noninstrumented_modules=1" \
-	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) UNIT_ONLY="$$some" check-unit check-integration
+	    $(MAKE) --no-print-directory $(call SAN_CHECKS,-fsanitize=thread,tsan) UNIT_ONLY="$$some" check-unit check-integration check-standin
 
 # The data plane's folders, with libc alone: no third-party header may be reached (GPU machines have none).
 LIBC_SRC = $(filter-out $(CUDA_ONLY),$(wildcard daemon/base/*.c kernels/*.c daemon/device/*.c daemon/memory/*.c daemon/transport/*.c \

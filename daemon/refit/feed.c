@@ -2,7 +2,14 @@
  *
  * An instance is whole by itself (its ranks serve together), so whoever feeds is a set of instances of
  * one layout of which every rank holds the content, proven. That layout is the plan's source side: what its workers hold is
- * what the receivers are compared with, so wrong bytes among it would be committed. */
+ * what the receivers are compared with, so wrong bytes among it would be committed.
+ *
+ * One, though replicas of another layout hold the version, too. A plan has one source layout: ranks, dtypes
+ * and cuts of a source are that layout's in the planner's input and digest, in its geometry (once per shape,
+ * mesh and placements), in the program's places and in who is blamed. A second one would add bandwidth, which
+ * a newcomer is rarely short of: its own links take what one instance sends. And no newcomer waits for it:
+ * where a layout has not the dtypes (feed_refused) or its workers hold something else (they are blamed), the
+ * next attempt is fed by another. */
 #include "refit/private.h"
 
 #include "base/banned.h"

@@ -133,6 +133,9 @@ class World:
         return ends
 
     def close(self):
+        if any(t is self.case for t, _ in self.case._outcome.result.failures + self.case._outcome.result.errors):
+            print(f"--- what the engines were told: {[e.told for e in self.engines]}; the daemon's log:\n{self.daemon.tail(80)}",
+                  file=sys.stderr)
         for e in self.engines:
             e.end()
         for c in self.clients:
