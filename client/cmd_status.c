@@ -74,9 +74,10 @@ static int print_gpus(const json_t *s)
     json_t *g;
     if (json_array_size(gpus) == 0)
         return 0;
-    cmd_table_init(&t, "llrrrrrrrr");
-    static const char *const heads[] = {"DEVICE",  "GPU",     "CONTEXT", "COMMUNICATORS", "STREAMS",
-                                        "STAGING", "SCRATCH", "LIMIT",   "WORKERS",       "FREE"};
+    cmd_table_init(&t, "llrrrrrrrrr");
+    static const char *const heads[] = {"DEVICE",  "GPU",     "CONTEXT", "COMMUNICATORS",
+                                        "STREAMS", "STAGING", "SCRATCH", "PEAK",
+                                        "LIMIT",   "WORKERS", "FREE"};
     for (i = 0; i < sizeof heads / sizeof *heads; i++)
         cmd_table_cell(&t, "%s", heads[i]);
     json_array_foreach(gpus, i, g)
@@ -88,6 +89,7 @@ static int print_gpus(const json_t *s)
         bytes_cell(&t, g, "work_bytes", NULL);
         bytes_cell(&t, g, "ring_bytes", NULL);
         bytes_cell(&t, g, "scratch_bytes", NULL);
+        bytes_cell(&t, g, "peak_bytes", NULL);
         if (jnum(g, "limit_bytes") == 0)
             cmd_table_cell(&t, "-");
         else

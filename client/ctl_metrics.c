@@ -118,6 +118,18 @@ static void write_gpus(const struct family *f, const json_t *s, struct buf *to)
     }
 }
 
+/* One number of each GPU, f->key. */
+static void write_gpu(const struct family *f, const json_t *s, struct buf *to)
+{
+    size_t i;
+    json_t *g;
+    json_array_foreach(json_object_get(s, "gpu_memory"), i, g)
+    {
+        const char *labels[] = {"gpu", jstr(g, "name")};
+        put_count(f, to, labels, COUNT(labels), jnum(g, f->key));
+    }
+}
+
 static void write_node_up(const struct family *f, const json_t *s, struct buf *to)
 {
     size_t i;
@@ -265,6 +277,18 @@ static const struct family families[] = {
      write_strangers, NULL, doors, NULL},
     {"reshard_gpu_memory_bytes", "gauge", "Of each GPU: the daemon's parts, workers', free.",
      write_gpus, NULL, gpu_parts, NULL},
+    {"reshard_gpu_memory_peak_bytes", "gauge", "Greatest sum of the daemon's parts so far.",
+     write_gpu, "peak_bytes", NULL, NULL},
+    {"reshard_nccl_registrations_total", "counter", "Buffers that NCCL has registered.", write_gpu,
+     "registrations", NULL, NULL},
+    {"reshard_nccl_registrations_refused_total", "counter", "Buffers that NCCL would not register.",
+     write_gpu, "refused_registrations", NULL, NULL},
+    {"reshard_nccl_registered_bytes", "gauge", "Registered with NCCL now.", write_gpu,
+     "registered_bytes", NULL, NULL},
+    {"reshard_nccl_registered_messages_total", "counter", "Messages in registered buffers.",
+     write_gpu, "registered_messages", NULL, NULL},
+    {"reshard_nccl_registered_message_bytes_total", "counter", "Their bytes.", write_gpu,
+     "registered_message_bytes", NULL, NULL},
     {"reshard_node_up", "gauge", "1 where the coordinator hears the node.", write_node_up, NULL,
      NULL, NULL},
     {"reshard_node_draining", "gauge", "1 where the node is drained.", write_node, "draining", NULL,

@@ -96,6 +96,12 @@ static bool fits(const struct budget *b)
     return b->limit_bytes == 0 || budget_total(b) <= b->limit_bytes;
 }
 
+static void note_peak(struct budget *b)
+{
+    uint64_t now = budget_total(b);
+    b->peak_bytes = now > b->peak_bytes ? now : b->peak_bytes;
+}
+
 static struct budget least(const struct budget_settings *s)
 {
     return (struct budget){.limit_bytes = s->limit_bytes,
@@ -119,6 +125,7 @@ int budget_open(const struct budget_settings *s, struct budget *ret, struct err 
         return refuse(&b, e);
     b.bytes[BUDGET_COMMUNICATOR] = 0;
     b.bytes[BUDGET_RING] = 0;
+    note_peak(&b);
     *ret = b;
     return 0;
 }
@@ -129,6 +136,7 @@ int budget_take(struct budget *b, enum budget_part part, uint64_t bytes, struct 
     next.bytes[part] += bytes;
     if (!fits(&next))
         return refuse(&next, e);
+    note_peak(&next);
     *b = next;
     return 0;
 }
@@ -143,7 +151,10 @@ int budget_measured(struct budget *b, enum budget_part part, uint64_t bytes, str
 {
     if (bytes == 0 || (part == BUDGET_COMMUNICATOR && bytes < b->bytes[part]))
         return 0;
+    if (!b->measured[part] && bytes < b->bytes[part]) /* so much was never taken */
+        b->peak_bytes -= b->bytes[part] - bytes;
     b->bytes[part] = bytes;
     b->measured[part] = true;
+    note_peak(b);
     return fits(b) ? 0 : refuse(b, e);
 }

@@ -22,6 +22,7 @@ enum budget_part {
 struct budget {
     uint64_t limit_bytes; /* 0: none */
     uint64_t bytes[BUDGET_PARTS];
+    uint64_t peak_bytes;         /* greatest total so far */
     bool measured[BUDGET_PARTS]; /* else estimated; ring, scratch and work are what was allocated */
 };
 

@@ -244,6 +244,7 @@ uint32_t hello_gpu_memory(const struct plane *p, struct wire_gpu_memory *ret)
         return 0;
     for (uint32_t i = 0; i < p->n_devices; i++) {
         const struct budget *b = &p->devices[i].budget;
+        const struct transport_counters c = links_registered(p, i);
         ret[i] = (struct wire_gpu_memory){
             .limit_bytes = b->limit_bytes,
             .context_bytes = b->bytes[BUDGET_CONTEXT],
@@ -253,6 +254,12 @@ uint32_t hello_gpu_memory(const struct plane *p, struct wire_gpu_memory *ret)
             .work_bytes = b->bytes[BUDGET_WORK],
             .ring_bytes = b->bytes[BUDGET_RING],
             .scratch_bytes = b->bytes[BUDGET_SCRATCH],
+            .peak_bytes = b->peak_bytes,
+            .registrations = c.registrations,
+            .refused_registrations = c.refused_registrations,
+            .registered_bytes = c.registered_bytes,
+            .hits = c.hits,
+            .hit_bytes = c.hit_bytes,
             .worker_bytes = segment_table_imported_bytes(p->segments, p->devices[i].device)};
         (void)device_cuda_memory(p->devices[i].device, &ret[i].free_bytes, &ret[i].total_bytes);
     }

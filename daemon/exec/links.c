@@ -404,6 +404,39 @@ static void add_counters(const struct model *m, struct wire_stats *to)
     }
 }
 
+static void add_registered(struct transport_counters *to, const struct transport_counters *c)
+{
+    to->registrations += c->registrations;
+    to->refused_registrations += c->refused_registrations;
+    to->hits += c->hits;
+    to->hit_bytes += c->hit_bytes;
+}
+
+/* A device's, of all models' links since the process began; what is registered, of those that stand. */
+struct transport_counters links_registered(const struct plane *p, uint32_t device)
+{
+    struct transport_counters all = p->devices[device].registered;
+    queue_foreach (q, &p->models) {
+        const struct model *m = container_of(q, struct model, link);
+        if (m->transport == NULL || m->plan_device[device] == UINT32_MAX)
+            continue;
+        struct transport_counters c = transport_counters(m->transport, m->plan_device[device]);
+        add_registered(&all, &c);
+        all.registered_bytes += c.registered_bytes;
+    }
+    return all;
+}
+
+static void keep_registered(struct plane *p, const struct model *m)
+{
+    for (uint32_t i = 0; m->transport != NULL && i < p->n_devices; i++) {
+        if (m->plan_device[i] == UINT32_MAX)
+            continue;
+        struct transport_counters c = transport_counters(m->transport, m->plan_device[i]);
+        add_registered(&p->devices[i].registered, &c);
+    }
+}
+
 /* What a model's links were, until they are closed. */
 struct old_links {
     struct transport *transport, *network;
@@ -413,6 +446,7 @@ struct old_links {
 static void links_part(struct plane *p, struct model *m, struct old_links *ret)
 {
     add_counters(m, &p->past);
+    keep_registered(p, m);
     ret->transport = m->transport;
     ret->network = m->network;
     for (uint32_t i = 0; i < p->n_devices; i++) {

@@ -81,8 +81,9 @@ struct plane_device {
     uint8_t *ring, *scratch;
     bool ring_of_nccl; /* else device_alloc's */
     size_t ring_bytes, scratch_bytes;
-    struct attempt *user; /* the attempt that may use it */
-    struct budget budget; /* of a GPU's memory */
+    struct attempt *user;                 /* the attempt that may use it */
+    struct budget budget;                 /* of a GPU's memory */
+    struct transport_counters registered; /* by links that are closed */
 };
 
 struct worker_segment {
@@ -229,5 +230,7 @@ void ring_tell(const struct plane *p, const struct model *m);
 /* --- links.c --- */
 void links_close(struct plane *p, struct model *m);
 struct wire_stats links_stats(const struct plane *p);
+/* Of a device alone, what NCCL has registered and what lay in it: no other field is set. */
+struct transport_counters links_registered(const struct plane *p, uint32_t device);
 
 #endif

@@ -317,6 +317,9 @@ struct wire_gpu_memory {
     uint64_t worker_bytes; /* mapped, live and shadow: the workers' own, not counted above */
     uint64_t free_bytes, total_bytes;                 /* of the GPU; 0: it does not say */
     uint32_t context_measured, communicator_measured; /* 0: estimated */
+    uint64_t peak_bytes;                              /* greatest sum of the parts so far */
+    /* By NCCL: of the ring, so far, but for registered_bytes, which is now; hits are messages that lay in it. */
+    uint64_t registrations, refused_registrations, registered_bytes, hits, hit_bytes;
 };
 
 /* The body of QUIESCED, where the attempt was here and had started (one that was answered STAGED is

@@ -536,6 +536,12 @@ static void gpu_fill(Reshard__V1__GpuMemory *to, const char *name,
     to->total_bytes = from->total_bytes;
     to->context_measured = from->context_measured != 0;
     to->communicator_measured = from->communicator_measured != 0;
+    to->peak_bytes = from->peak_bytes;
+    to->registrations = from->registrations;
+    to->refused_registrations = from->refused_registrations;
+    to->registered_bytes = from->registered_bytes;
+    to->registered_messages = from->hits;
+    to->registered_message_bytes = from->hit_bytes;
 }
 
 static void gpus_fill(struct arena *a, Reshard__V1__StatusReply *to, const struct service *s)

@@ -37,16 +37,32 @@ void nccl_buffer_register(struct nccl *n, struct nccl_lane *lane)
         return;
     }
     b->handle = handle;
+    atomic_store(&lane->registered_bytes, b->bytes);
     atomic_fetch_add(&lane->registrations, 1);
+}
+
+void nccl_buffer_forget(struct nccl_lane *lane)
+{
+    lane->buffer.handle = NULL;
+    lane->buffer.tried = false;
+    atomic_store(&lane->registered_bytes, 0);
 }
 
 void nccl_buffer_deregister(struct nccl *n, struct nccl_lane *lane)
 {
-    struct nccl_buffer *b = &lane->buffer;
-    if (b->handle != NULL && lane->comm != NULL)
-        (void)n->node->extras.delist(lane->comm, b->handle);
-    b->handle = NULL;
-    b->tried = false;
+    if (lane->buffer.handle != NULL && lane->comm != NULL)
+        (void)n->node->extras.delist(lane->comm, lane->buffer.handle);
+    nccl_buffer_forget(lane);
+}
+
+void nccl_buffer_count(struct nccl_lane *lane, const struct transport_message *m)
+{
+    const struct nccl_buffer *b = &lane->buffer;
+    uintptr_t from = (uintptr_t)b->data, at = (uintptr_t)m->data;
+    if (b->handle == NULL || at < from || m->bytes > b->bytes || at - from > b->bytes - m->bytes)
+        return;
+    atomic_fetch_add(&lane->hits, 1);
+    atomic_fetch_add(&lane->hit_bytes, m->bytes);
 }
 
 void transport_nccl_buffer(struct transport *t, uint32_t device, void *data, uint64_t bytes)

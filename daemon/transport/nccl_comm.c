@@ -160,8 +160,7 @@ static void *abort_main(void *arg)
     if (comm != NULL)
         (void)n->node->nccl.abort(comm);
     lane->comm = NULL;
-    lane->buffer.handle = NULL;
-    lane->buffer.tried = false;
+    nccl_buffer_forget(lane);
     pthread_mutex_unlock(&lane->mutex);
     nccl_thread_ends(n);
     return NULL;

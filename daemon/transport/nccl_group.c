@@ -57,6 +57,7 @@ static ncclResult_t give_messages(struct nccl *n, struct nccl_group *g, struct C
     for (uint32_t i = 0; i < g->n_messages && (r == ncclSuccess || r == ncclInProgress); i++) {
         const struct transport_message *m = &g->messages[i].what;
         int rank = n->lanes[m->peer].rank;
+        nccl_buffer_count(&n->lanes[g->device], m);
         r = m->send ? nccl->send(m->data, m->bytes, ncclInt8, rank, comm, stream)
                     : nccl->receive(m->data, m->bytes, ncclInt8, rank, comm, stream);
     }

@@ -93,6 +93,7 @@ struct nccl_lane {
     struct nccl_buffer buffer; /* of the lane's mutex */
     bool idle;                 /* no group was in NCCL's hands when the communicators' end began */
     atomic_uint_fast64_t registrations, refusals;
+    atomic_uint_fast64_t registered_bytes, hits, hit_bytes;
     int rank;
     int failed; /* a group of this attempt failed: later ones do too */
     struct transport_counters counters;
@@ -200,6 +201,10 @@ void nccl_shrink_end_parent(struct nccl_lane *lane);
 
 /* With the lane's mutex held, its device current and its communicator ready: once for each communicator. */
 void nccl_buffer_register(struct nccl *n, struct nccl_lane *lane);
+/* With the lane's mutex held. The communicator has ended, and its registrations with it. */
+void nccl_buffer_forget(struct nccl_lane *lane);
+/* With the lane's mutex held: a message is given to NCCL. */
+void nccl_buffer_count(struct nccl_lane *lane, const struct transport_message *m);
 /* With the lane's mutex held, its device current and nothing in flight there. */
 void nccl_buffer_deregister(struct nccl *n, struct nccl_lane *lane);
 

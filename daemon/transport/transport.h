@@ -72,7 +72,9 @@ struct transport_counters {
     uint64_t domain_sent_bytes, domain_received_bytes;
     uint64_t messages, stale_frames;
     uint64_t registrations, refused_registrations; /* of buffers, by NCCL */
-    uint64_t shrunk, shrinks_failed;               /* communicators of NCCL */
+    uint64_t registered_bytes;                     /* now */
+    uint64_t hits, hit_bytes;        /* messages that lay in a registered buffer, given to NCCL */
+    uint64_t shrunk, shrinks_failed; /* communicators of NCCL */
 };
 
 struct transport_mem_options {

@@ -89,6 +89,9 @@ static struct transport_counters nccl_counters(const struct transport *t, uint32
         c = n->lanes[device].counters;
     if (device < n->n_devices) {
         c.registrations = atomic_load(&n->lanes[device].registrations);
+        c.registered_bytes = atomic_load(&n->lanes[device].registered_bytes);
+        c.hits = atomic_load(&n->lanes[device].hits);
+        c.hit_bytes = atomic_load(&n->lanes[device].hit_bytes);
         c.shrunk = n->shrunk;
         c.shrinks_failed = n->shrinks_failed;
         c.refused_registrations = atomic_load(&n->lanes[device].refusals);

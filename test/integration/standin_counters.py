@@ -15,7 +15,8 @@ class Counters:
     """What the daemons that are started meanwhile have open and allocated, by the stand-in's own count."""
 
     FIELDS = len(COUNTERS)
-    ALLOCATED, OPEN, BLOCKS, CTAS = (COUNTERS.index(x) for x in ("allocated_bytes", "open_handles", "most_blocks", "most_ctas"))
+    ALLOCATED, OPEN, BLOCKS, CTAS, PEAK = (COUNTERS.index(x) for x in ("allocated_bytes", "open_handles", "most_blocks", "most_ctas",
+                                                                        "peak_bytes"))
 
     def __enter__(self):
         self.fd, self.path = tempfile.mkstemp(prefix="standin-counters-")

@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """GPU memory of workers through the real daemon, on the stand-in for GPUs (make check-standin). What needs no CUDA runs
 everywhere."""
+import json
+import random
 import unittest
 import unittest.mock
 
@@ -115,6 +117,49 @@ class Refits(unittest.TestCase):
             for i in range(2):
                 self.assertLessEqual(counters.of(i, Counters.ALLOCATED) - before[i], 2 * ring + (1 << 20))
                 self.assertEqual(counters.of(i, Counters.OPEN), 1)
+
+    @on_standin
+    def test_case_b23_64_mib_of_weights_take_no_more_of_the_daemon_than_its_staging(self):
+        rows, columns, half, limit = 1 << 13, 1 << 13, 1 << 12, 8 << 20
+        content = random.Random(23).randbytes(rows * columns)
+        source = Layout("train", 1, [mesh("x", [1])], [tensor("w", [rows, columns], "uint8", "x", [None])])
+        split = Layout("rollout", 2, [mesh("x", [2])], [tensor("w", [rows, columns], "uint8", "x", [1])])
+        with Counters() as counters, Daemon(devices__ring_slots=4, devices__chunk_bytes=limit // 4) as d:
+            f = GpuFleet(d, CUDA, source, split, [0], [4, 5], receive=pb.RECEIVE_IN_PLACE)
+            before = {i: counters.of(i, Counters.ALLOCATED) for i in (0, 4, 5)}
+            f.sources[0].memory[:] = content
+            f.sources[0].publish(1)
+            f.submit(1)
+            for w in f.destinations:
+                w.event("ready_requested", 1)
+                w.ready(1)
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            for w in f.destinations:
+                got = bytes(w.memory[:])
+                self.assertTrue(all(got[r * half:(r + 1) * half] ==
+                                    content[r * columns + w.rank * half:r * columns + (w.rank + 1) * half]
+                                    for r in range(rows)), w.rank)
+            gpus = d.status().gpu_memory
+            for i in before:
+                gpu = gpus[i]
+                # The stand-in's own count of what was allocated, and the daemon's of what it took.
+                peak = counters.of(i, Counters.PEAK)
+                self.assertGreaterEqual(peak - before[i], limit)
+                self.assertLessEqual(peak, 2 * limit + gpu.work_bytes)
+                self.assertLessEqual(peak, gpu.peak_bytes)
+                self.assertLessEqual(gpu.peak_bytes - gpu.context_bytes - gpu.communicator_bytes, 2 * limit + gpu.work_bytes)
+                self.assertEqual(gpu.ring_bytes, limit)
+                # The ring is registered, and all that was packed or is to be unpacked went through it.
+                self.assertEqual((gpu.registrations, gpu.refused_registrations, gpu.registered_bytes), (1, 0, limit))
+                moved = rows * columns if i == 0 else rows * half
+                self.assertEqual(gpu.registered_message_bytes, moved, i)
+                self.assertGreaterEqual(gpu.registered_messages, moved // (limit // 4))
+            self.assertEqual([g.registrations for i, g in enumerate(gpus) if i not in before], [0] * 5)
+            ask = lambda *a: subprocess.run([BUILD / "reshardctl", *a, "--socket", d.socket], check=True, text=True,
+                                            capture_output=True, timeout=WAIT_S).stdout
+            shown = json.loads(ask("status", "--json"))["gpu_memory"][4]
+            self.assertEqual((int(shown["peak_bytes"]), int(shown["registered_message_bytes"])), (gpus[4].peak_bytes, rows * half))
+            self.assertIn("PEAK", ask("status"))
 
 
 @on_gpus

@@ -87,6 +87,31 @@ START_TEST(a_buffer_is_registered_once_for_each_communicator_and_let_go_before_i
 }
 END_TEST
 
+/* From one part of the registered buffer to another; send_to_itself has memory that is not. */
+START_TEST(messages_that_lie_in_the_registered_buffer_are_counted)
+{
+    enum { HALF = BYTES / 2 };
+    struct side x = alone(NULL);
+    char *ring = ring_of(&x);
+    struct transport_message m[2] = {
+        {.data = ring, .bytes = HALF, .peer = 0, .send = true, .network = true},
+        {.data = ring + (BYTES - HALF), .bytes = HALF, .peer = 0, .network = true}};
+    struct done d;
+    struct transport_group g = {m, 2, group_done, &d};
+    ck_assert_int_eq(send_to_itself(&x, 1), 0);
+    struct transport_counters c = transport_counters(x.t, 0);
+    ck_assert(c.hits == 0 && c.hit_bytes == 0 && c.registered_bytes == BYTES);
+    done_init(&d);
+    ck_assert_int_eq(transport_enqueue(x.t, 0, x.s, &g), 0);
+    ck_assert_int_eq(status_of(&d), 0);
+    c = transport_counters(x.t, 0);
+    ck_assert(c.hits == 2 && c.hit_bytes == 2 * HALF);
+    transport_nccl_buffer(x.t, 0, NULL, 0);
+    ck_assert_uint_eq(transport_counters(x.t, 0).registered_bytes, 0);
+    end_alone(&x, ring);
+}
+END_TEST
+
 START_TEST(a_buffer_that_is_replaced_is_let_go_before_it_may_be_freed)
 {
     struct side x = alone(NULL);
@@ -278,6 +303,7 @@ END_TEST
     X(the_interface_of_the_data_address_is_nccls)                                                  \
     X(what_an_operator_has_set_stays)                                                              \
     X(an_interface_or_address_that_is_not_there_is_named_with_those_that_are)                      \
+    X(messages_that_lie_in_the_registered_buffer_are_counted)                                      \
     X(communicators_that_block_are_refused_at_the_start)                                           \
     X(a_fixed_id_is_refused_at_the_start)                                                          \
     X(a_list_of_interfaces_is_read_as_nccl_reads_it)

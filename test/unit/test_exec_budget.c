@@ -64,6 +64,7 @@ START_TEST(parts_are_taken_and_given_back_and_a_measured_context_counts_as_it_is
     ck_assert_uint_eq(budget_total(&b), 512 * MIB + streams);
     ck_assert_int_eq(budget_measured(&b, BUDGET_CONTEXT, 300 * MIB, &e), 0);
     ck_assert_uint_eq(budget_total(&b), 300 * MIB + streams);
+    ck_assert_uint_eq(b.peak_bytes, 300 * MIB + streams);
     ck_assert_int_eq(budget_measured(&b, BUDGET_CONTEXT, 0, &e), 0); /* not known: stays */
     uint64_t left = 1024 * MIB - budget_total(&b);
     ck_assert_int_eq(budget_take(&b, BUDGET_SCRATCH, left, &e), 0);
@@ -71,6 +72,7 @@ START_TEST(parts_are_taken_and_given_back_and_a_measured_context_counts_as_it_is
     ck_assert_ptr_nonnull(strstr(e.text, "context 300 MiB (measured)"));
     ck_assert_uint_eq(budget_total(&b), 1024 * MIB); /* what was refused was not taken */
     budget_give(&b, BUDGET_SCRATCH, left);
+    ck_assert_uint_eq(b.peak_bytes, 1024 * MIB); /* though it has been given back */
     ck_assert_int_eq(budget_take(&b, BUDGET_RING, left, &e), 0);
     ck_assert_int_eq(budget_measured(&b, BUDGET_CONTEXT, 301 * MIB, &e), RS_EEXHAUSTED);
 }
