@@ -136,7 +136,7 @@ void part_cells_tell(const struct part *p, uint64_t attempt, const struct cell_p
                      uint32_t n);
 /* PREPARED came from the data plane: its fingerprints are kept. RS_EPROTO: there ought to be some. */
 int part_sources_take(struct part *p, const struct wire_packet *packet, struct err *e);
-/* At START: their cells are told, and a PROGRESS follows. RS_ENOMEM. */
+/* At START: their cells are told, if there are any, and a PROGRESS follows where others wait for it. RS_ENOMEM. */
 int part_sources_tell(struct part *p);
 /* What has not been told yet is told with STAGED. */
 void part_sources_leave(struct part *p);

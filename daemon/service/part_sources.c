@@ -95,8 +95,11 @@ int part_sources_take(struct part *p, const struct wire_packet *packet, struct e
 
 int part_sources_tell(struct part *p)
 {
-    if (p->sources_told)
+    if (p->sources_told) { /* a node that only sends would say so no sooner than all is read */
+        if (p->now->n_peers > 0)
+            part_answer(p, MEMBER_EV_PROGRESS, 0, "", NULL);
         return 0;
+    }
     struct sources_job *j = mem_zalloc(sizeof *j);
     if (j == NULL)
         return RS_ENOMEM;

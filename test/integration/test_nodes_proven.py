@@ -36,10 +36,11 @@ class Case(unittest.TestCase):
                        worker=BulkWorker, submit_at="n0")
         return nodes
 
-    def moving(self, nodes):
+    def moving(self, nodes, **options):
         """Version 1 is on its way; n3 gets nothing more of it."""
+        self.options = dict(options, release_at=pb.RELEASE_AT_READ)
         self.f.publish(1)
-        self.f.submit(1, release_at=pb.RELEASE_AT_READ)
+        self.f.submit(1, **self.options)
         self.f.until_bytes_move(1)
         os.kill(nodes["n3"].data_plane_pid(), signal.SIGSTOP)  # it is ended and replaced when it does not let go
 
@@ -52,12 +53,8 @@ class Case(unittest.TestCase):
         self.assertEqual(s.phase, pb.PHASE_ABORTED, s)
         return s
 
-    def by_hand(self):
-        self.f.trainer.admin.Abort(pb.AbortRequest(model="m", version=1), timeout=WAIT_S)
-        return self.ended()
-
     def again(self, request):
-        return self.f.submit(1, request, release_at=pb.RELEASE_AT_READ).attempt
+        return self.f.submit(1, request, **self.options).attempt
 
     def committed(self, attempt):
         s = self.f.watch(1, lambda s: s.attempt >= attempt and s.phase in (pb.PHASE_ABORTED, pb.PHASE_COMMITTED))
@@ -74,8 +71,14 @@ class Case(unittest.TestCase):
 
 class Right(Case):
     def test_who_was_compared_feeds_the_rest_though_the_trainers_node_is_gone(self):
+        self.fed()
+
+    def test_where_nothing_is_verified_whoever_has_got_all_feeds(self):
+        self.fed(verify=pb.VERIFY_OFF)
+
+    def fed(self, **options):
         nodes = self.nodes()
-        self.moving(nodes)
+        self.moving(nodes, **options)
         self.until_n2_has_staged(nodes)
         nodes["n1"].kill()
         self.f.forget("n1")
