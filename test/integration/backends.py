@@ -44,6 +44,7 @@ FILES = {
     "test_bench_cases.py": File(OFFLINE, "reshardctl"),
     "test_broken.py": EVERYWHERE,
     "test_cases.py": EVERYWHERE,
+    "test_cases_daemon.py": EVERYWHERE,
     "test_cases_versions.py": EVERYWHERE,
     "test_cases_nccl.py": File(OFFLINE, "python"),
     "test_casts.py": EVERYWHERE,

@@ -76,7 +76,7 @@ CASES = {
         (NODES, "test_a_member_that_is_killed_in_the_middle_ends_it_and_comes_back"),
         (NODES, "test_a_data_plane_that_is_killed_in_the_middle_is_replaced"),
         (NODES, "test_an_error_that_nobody_asked_for_ends_it"),
-        (INTEGRATION + "cases_versions.py", "test_a_killed_process_is_found_within_two_seconds")]),
+        (INTEGRATION + "cases_daemon.py", "test_a_killed_process_is_found_within_two_seconds")]),
     "C14": ("fixed port, many cycles", [
         (COMMS, "two_hundred_communicators_come_and_go"),
         (BUFFERS, "a_fixed_id_is_refused_at_the_start")]),
