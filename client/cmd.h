@@ -17,9 +17,10 @@
 
 enum cmd_exit {
     CMD_OK = 0,
-    CMD_FAILED = 1,   /* the operation failed */
-    CMD_USAGE = 2,    /* bad usage or input */
-    CMD_NO_DAEMON = 3 /* nobody answers at the socket */
+    CMD_FAILED = 1, /* the operation failed */
+    CMD_USAGE = 2,  /* bad usage or input */
+    CMD_NO_DAEMON =
+        3 /* nobody answers at the socket (a daemon that can't reach its coordinator does) */
 };
 
 /* Offline: layout check and layout show; plan. */

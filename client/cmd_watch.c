@@ -186,13 +186,15 @@ static bool look_again(struct ctl *c, struct screen *s, const struct err *why)
         (void)fprintf(stderr, "reshardctl %s: %s; looking for it\n", c->command,
                       err_text(why, why->code));
     }
-    link_unref(c->link);
-    c->link = NULL;
+    if (c->link != NULL && !link_alive(c->link)) {
+        link_unref(c->link);
+        c->link = NULL;
+    }
     do {
         if (deadline_left_ms(s->give_up_ns) <= POLL_MS)
             return false;
         (void)poll(NULL, 0, POLL_MS);
-    } while (link_open(c->socket, s->give_up_ns, &c->link, NULL) != 0);
+    } while (c->link == NULL && link_open(c->socket, s->give_up_ns, &c->link, NULL) != 0);
     return true;
 }
 

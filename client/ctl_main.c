@@ -171,8 +171,9 @@ uint64_t ctl_deadline(const struct ctl *c)
 int ctl_fail(const struct ctl *c, int code, const struct err *e)
 {
     (void)cmd_fail(c->command, c->json, code, e);
+    bool refused = c->link != NULL && link_alive(c->link); /* by the daemon: it is there */
     if (code == RS_EUNAVAIL)
-        return CMD_NO_DAEMON;
+        return refused ? CMD_FAILED : CMD_NO_DAEMON;
     return code == RS_EINVAL ? CMD_USAGE : CMD_FAILED;
 }
 
