@@ -359,7 +359,7 @@ void trial_open(struct world *w, struct trial *t, uint32_t node)
         struct memory *m = worker_receiving(worker);
         /* Wrong bytes of an attempt that ended for another reason may not have been compared yet. */
         bool unknown = m->wrong_of != 0 && !wrong_told(w, m);
-        if (t->held[i] &&
+        if (t->held[i] && !worker->asleep && /* since a moment ago: the decider does not know yet */
             (!memory_whole(w, worker, m) || m->version != t->version ||
              (!unknown && !same_elements(m->element, t->expected, worker_owned(w, worker)))))
             world_fail(w, "worker %u is skipped, but does not hold version %llu as published", i,
