@@ -248,7 +248,8 @@ static int attach_fault(struct step *s, const struct refit_layout *l, const char
             step_text(s, "node %.64s is drained: attach on another node", NODE_NAME(r, n->node));
         return RS_EUNAVAIL;
     }
-    if (r->n_workers >= r->config.max_workers) {
+    bool takes_place = there != NULL; /* of who is gone or asleep: not one more */
+    if (!takes_place && r->n_workers >= r->config.max_workers) {
         *ret_text = step_text(s, "more than %u workers", r->config.max_workers);
         return RS_EEXHAUSTED;
     }

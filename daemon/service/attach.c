@@ -63,22 +63,24 @@ static int hello_check(struct service *s, const struct attach_hello *h,
     if (h->n_segments > SEGMENT_MAX_PER_WORKER)
         return err_set(e, RS_EEXHAUSTED, "%zu segments: a worker has at most %d; use one per arena",
                        h->n_segments, SEGMENT_MAX_PER_WORKER);
-    if (s->n_leases >= s->config->max_workers)
-        return err_set(e, RS_EEXHAUSTED, "%u workers: max_workers is reached", s->n_leases);
     return 0;
 }
 
-/* Who has that rank now; NULL: nobody, but for a sleeper of this client's own, who wakes by attaching anew. */
-static struct lease *rank_owner(struct service *s, uint64_t client, const struct attach_hello *h)
+/* Who has that rank now; NULL: nobody, but for a sleeper of this client's own (*ret_sleeper), who wakes by attaching anew. */
+static struct lease *rank_owner(struct service *s, uint64_t client, const struct attach_hello *h,
+                                struct lease **ret_sleeper)
 {
+    *ret_sleeper = NULL;
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
         bool counts = l->life == LEASE_LIVE || l->life == LEASE_GRACE || l->life == LEASE_ATTACHING;
-        bool sleeps = l->asleep && l->life != LEASE_ATTACHING && l->client == client;
-        if (counts && !sleeps && l->side == h->side && l->rank == h->rank &&
-            strcmp(l->model->name, h->model) == 0 &&
-            strcmp(l->layout->layout->name, h->layout_name) == 0)
+        if (!counts || l->side != h->side || l->rank != h->rank ||
+            strcmp(l->model->name, h->model) != 0 ||
+            strcmp(l->layout->layout->name, h->layout_name) != 0)
+            continue;
+        if (!l->asleep || l->life == LEASE_ATTACHING || l->client != client)
             return l;
+        *ret_sleeper = l;
     }
     return NULL;
 }
@@ -87,14 +89,18 @@ static struct lease *rank_owner(struct service *s, uint64_t client, const struct
 static int rank_claim(struct service *s, uint64_t client, const struct attach_hello *h,
                       struct err *e)
 {
-    struct lease *owner = rank_owner(s, client, h);
+    struct lease *sleeper, *owner = rank_owner(s, client, h, &sleeper);
     if (owner != NULL && owner->client == client && owner->life == LEASE_GRACE) {
         lease_end(owner, false, RS_EABORTED, "the same client attached anew");
         leases_sweep(s);
         owner = NULL;
     }
-    if (owner == NULL)
-        return 0;
+    if (owner == NULL) {
+        uint32_t others = s->n_leases - (sleeper != NULL ? 1 : 0); /* which gives way to this one */
+        return others < s->config->max_workers
+                   ? 0
+                   : err_set(e, RS_EEXHAUSTED, "%u workers: max_workers is reached", others);
+    }
     return err_set(e, RS_EEXIST,
                    "rank %u of %s layout '%s' of model %s is attached by worker %016" PRIx64
                    " (pid %d); end it first, or evict it",

@@ -173,16 +173,20 @@ static struct roster_entry *worker_missing(const struct decider *d, uint32_t nod
     return NULL;
 }
 
+void worker_missing_leave(struct decider *d, struct roster_entry *r)
+{
+    struct refit_event ev = {.type = REFIT_EV_LEFT,
+                             .left = {.worker = r->worker,
+                                      .for_good = false,
+                                      .reason = "its node came back without it"}};
+    roster_remove(r);
+    (void)decider_event(d, &ev);
+}
+
 static void workers_missing_leave(struct decider *d, uint32_t node)
 {
-    for (struct roster_entry *r; (r = worker_missing(d, node)) != NULL;) {
-        struct refit_event ev = {.type = REFIT_EV_LEFT,
-                                 .left = {.worker = r->worker,
-                                          .for_good = false,
-                                          .reason = "its node came back without it"}};
-        roster_remove(r);
-        (void)decider_event(d, &ev);
-    }
+    for (struct roster_entry *r; (r = worker_missing(d, node)) != NULL;)
+        worker_missing_leave(d, r);
 }
 
 void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node_report *r)

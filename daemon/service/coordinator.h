@@ -162,6 +162,8 @@ void coordinator_announce(struct decider *d);
 int coordinator_node_joined(struct coordinator *c, uint32_t node, const struct peer_member *m);
 /* Its data plane serves / is dead: nothing moves there. */
 void coordinator_node_up(struct coordinator *c, uint32_t node, const struct node_report *r);
+/* That node is back, and does not have this worker any more: the decider is told, the entry is freed. */
+void worker_missing_leave(struct decider *d, struct roster_entry *r);
 void coordinator_node_lost(struct coordinator *c, uint32_t node, int code, const char *why);
 /* What it takes part in is called off, but may still be moving bytes. */
 void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *why);

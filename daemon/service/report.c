@@ -289,6 +289,21 @@ static int attach_new(struct decider *d, uint32_t node, const struct node_report
     return code == 0 ? roster_put(d, node, r, ev, layout, e) : code;
 }
 
+/* Its node tells of that rank by another worker, and has not told of this one since its session began: a sleeper's wake whose
+ * answer was lost with the session before is over there, and the sleeper has the rank. */
+static struct roster_entry *rank_given_up(const struct decider *d, uint32_t node,
+                                          const struct node_report *r)
+{
+    queue_foreach (q, &d->roster) {
+        struct roster_entry *x = container_of(q, struct roster_entry, in);
+        if (x->node == node && !x->reported && x->worker != r->event.attached.worker &&
+            x->side == r->event.attached.side && x->rank == r->event.attached.rank &&
+            strcmp(x->layout->layout->name, r->event.attached.layout_name) == 0)
+            return x;
+    }
+    return NULL;
+}
+
 static void on_attached(struct coordinator *c, uint32_t node, const struct node_report *r)
 {
     struct refit_event ev = r->event;
@@ -298,6 +313,9 @@ static void on_attached(struct coordinator *c, uint32_t node, const struct node_
     ev.attached.node = node;
     int code = decider_open(c, r->model, &d, &e);
     struct roster_entry *known = code == 0 ? roster_find(d, ev.attached.worker) : NULL;
+    struct roster_entry *over = code == 0 ? rank_given_up(d, node, r) : NULL;
+    if (over != NULL)
+        worker_missing_leave(d, over);
     if (code == 0 && known == NULL) {
         new_worker = ev.attached.worker;
         code = attach_new(d, node, r, &ev, &e);

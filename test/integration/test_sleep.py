@@ -87,6 +87,9 @@ class OneDaemon(unittest.TestCase):
                 self.assertEqual((w.attached.held, w.attached.applied), (0, 0))
                 self.assertEqual(stream.get(timeout=WAIT_S)[0], "committed")  # of version 1
                 self.assertEqual(stream.get(timeout=WAIT_S)[0], "end")  # its old lease's
+                if w.shadow:  # it catches up, and would hold the next version up with what it has not applied
+                    w.event("committed", 1)
+                    w.apply(1)
                 f.submit(2, "again")
                 if receive == pb.RECEIVE_IN_PLACE:
                     for x in f.destinations:
@@ -184,6 +187,19 @@ class OneDaemon(unittest.TestCase):
             with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "asleep has no segments"):
                 w.attach(asleep=True)
             self.assertEqual(states(d)["rollout", 0], pb.WORKER_ASLEEP)
+
+    def test_a_daemon_with_as_many_workers_as_it_may_have_wakes_a_sleeper(self):
+        with Daemon(clients__max_workers=8) as d:
+            f = self.fleet(d)
+            self.refit(f, 1)
+            w = f.destinations[1]
+            for _ in range(2):
+                sleep(w)
+                give_memory_back(w)
+                wake(w)
+            other = small_destination("other")
+            with refused(self, grpc.StatusCode.RESOURCE_EXHAUSTED, "max_workers"):
+                Worker(f.rollout, "m", pb.SIDE_DESTINATION, other, 0, 4, pb.RECEIVE_STAGED)
 
     def test_a_new_data_plane_maps_nothing_of_who_sleeps(self):
         with Daemon() as d:
@@ -339,6 +355,8 @@ class ManyNodes(unittest.TestCase):
         with refused(self, grpc.StatusCode.FAILED_PRECONDITION, "rollout/rank 3 is asleep"):
             f.submit(2, "after the restart")
         wake(w)
+        w.event("committed", 1)  # it catches up, and would hold the next version up with what it has not applied
+        w.apply(1)
         f.submit(2, "awake")
         self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
         f.check(2)

@@ -235,6 +235,23 @@ START_TEST(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)
 }
 END_TEST
 
+/* max_workers counts who is there at most: who comes for the rank of a sleeper, or of one that is gone, is not one more. */
+START_TEST(in_a_full_model_a_rank_is_taken_again)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.max_workers = b.r->n_workers;
+    (void)falls_asleep(&b, 12);
+    ck_assert_int_eq(code(&b, wakes(&b, 14, 1, REFIT_STAGED_RECEIVE)), 0);
+    leave(&b, 14, false);
+    ck_assert_int_eq(code(&b, wakes(&b, 15, 1, REFIT_STAGED_RECEIVE)), 0);
+    leave(&b, 15, true);
+    b.r->config.max_workers = b.r->n_workers;
+    says(&b, wakes(&b, 16, 1, REFIT_STAGED_RECEIVE), RS_EEXHAUSTED, "more than");
+    bed_close(&b);
+}
+END_TEST
+
 /* The coordinator has restarted, or the session had been broken while the worker said Sleep. */
 START_TEST(who_is_told_as_asleep_is_asleep)
 {
@@ -293,6 +310,7 @@ END_TEST
     X(a_sleeper_holds_nothing_and_can_say_nothing_about_memory)                                    \
     X(an_apply_that_sleep_overtakes_is_answered)                                                   \
     X(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)                                        \
+    X(in_a_full_model_a_rank_is_taken_again)                                                       \
     X(who_is_told_as_asleep_is_asleep)                                                             \
     X(failing_memory_changes_nothing_of_a_sleep)
 #include "test/lib/main.h"

@@ -619,6 +619,46 @@ START_TEST(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_oth
 }
 END_TEST
 
+/* The answer to a wake is lost with the session: the node has not got the new worker, and tells of the sleeper. */
+START_TEST(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)
+{
+    world_open();
+    (void)until_started();
+    const struct decider *d = decider_find(w.c, "m");
+    struct node_report slept = event_of(REFIT_EV_SLEPT), woken = attached_of(ROLLOUT, 1);
+    slept.event.left.worker = 100 * ROLLOUT + 1;
+    coordinator_report(w.c, ROLLOUT, &slept);
+    say(TRAINER, REFIT_EV_QUIESCED, version_of(1)->attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, version_of(1)->attempt);
+    until_phase(1, REFIT_ABORTED);
+    w.deaf[ROLLOUT] = true;
+    woken.event.attached.worker = 250;
+    coordinator_report(w.c, ROLLOUT, &woken);
+    ck_assert(!refit_find_worker(d->refit, 250)->gone);
+    coordinator_node_silent(w.c, ROLLOUT, "its stream broke");
+    coordinator_node_gone(w.c, ROLLOUT, false, "it joins anew");
+    w.deaf[ROLLOUT] = false;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct node_report again = attached_of(ROLLOUT, rank);
+        again.event.cookie = 7000 + rank;
+        again.event.attached.tells_memory = true;
+        again.event.attached.asleep = rank == 1;
+        coordinator_report(w.c, ROLLOUT, &again);
+        const struct got *g;
+        do
+            g = expect(ROLLOUT, NODE_ORDER_REPLY);
+        while (g->o.cookie != again.event.cookie);
+        ck_assert_msg(g->o.code == 0, "%s", g->text);
+    }
+    node_comes(ROLLOUT);
+    const struct refit_worker *sleeper = refit_find_worker(d->refit, 100 * ROLLOUT + 1);
+    ck_assert(sleeper != NULL && !sleeper->gone && sleeper->asleep);
+    ck_assert_ptr_null(refit_find_worker(d->refit, 250));
+    ck_assert_ptr_null(roster_find(d, 250));
+    world_close();
+}
+END_TEST
+
 /* A new lease of that rank, whose node says: it got version 1 whole, and heard of no commit. What is believed of it. */
 static uint64_t held_after_claim(uint32_t rank, uint64_t fold)
 {
@@ -870,6 +910,7 @@ END_TEST
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                     \
+    X(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)                                               \
     X(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)                    \
     X(what_was_never_compared_is_compared_when_its_node_tells_of_it_again)                          \
     X(workers_of_other_nodes_cells_of_other_plans_and_layouts_unheard_of_are_refused)               \
