@@ -8,7 +8,7 @@ import unittest.mock
 
 from nodes import *
 
-RATE = "24mbit"  # 3 MB/s: 2 MB into each of two nodes
+RATE = "24mbit"  # 3 MB/s: 1 MB into each of two nodes, long before the silence of a third is noticed
 
 
 class Case(unittest.TestCase):
@@ -31,7 +31,7 @@ class Case(unittest.TestCase):
         nodes.start = start
         nodes.need_namespaces(self)
         # Two replicas of one tensor: one sends to n2 and one to n3, and does not wait for the other.
-        big = lambda name, **more: Layout(name, 2, [mesh("m", [2])], [tensor("big", [1024, 2048], "uint8", "m", [None])], **more)
+        big = lambda name, **more: Layout(name, 2, [mesh("m", [2])], [tensor("big", [512, 2048], "uint8", "m", [None])], **more)
         self.f = Fleet(nodes, big("train"), big("rollout", instances=[[0], [1]]), ["n1:0", "n1:1"], ["n2:0", "n3:0"],
                        worker=BulkWorker, submit_at="n0")
         return nodes
