@@ -334,7 +334,7 @@ KINDS := check-floors check-unit check-integration check-standin check-sim check
 
 check: deps
 	@rm -f $(TALLY) $(QUEUE); mkdir -p $(BUILD); touch $(QUEUE)
-	@scripts/run-tests --serve $(QUEUE) --tally $(TALLY) & failed=0; for t in $(KINDS); do \
+	@scripts/run-tests --serve $(QUEUE) --filler $$$$ --tally $(TALLY) & failed=0; for t in $(KINDS); do \
 	    echo "--- $$t"; RUN_TESTS_QUEUE=$(QUEUE) nice -n 10 $(MAKE) --no-print-directory -j2 $$t || failed=1; done; \
 	echo '"end"' >>$(QUEUE); echo "--- all is built"; wait $$! || failed=1; scripts/sum-tally $(TALLY) $$failed
 

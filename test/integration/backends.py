@@ -71,6 +71,7 @@ FILES = {
     "test_refit.py": EVERYWHERE,
     "test_refusals.py": EVERYWHERE,
     "test_reshardctl.py": EVERYWHERE,
+    "test_run_tests.py": File(OFFLINE, "python"),
     "test_serve.py": EVERYWHERE,
     "test_tcp.py": File("is about transport = tcp, which backend = cuda refuses"),
     "test_sleep.py": EVERYWHERE,
