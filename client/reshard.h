@@ -280,7 +280,8 @@ RESHARD_API int reshard_attach(struct reshard_client *client, const struct resha
                                struct reshard_error *e);
 
 /* The engine is about to let the memory of its weights go: vLLM's sleep mode, SGLang's
- * release_memory_occupation. Returns once the daemon has closed every mapping of the worker's memory; its
+ * release_memory_occupation. Returns once the daemon has closed every mapping of the worker's memory
+ * (of a version that is being accepted: once that is decided, too); its
  * segments may then be freed (reshard_segment_free, which takes VMM descriptors back too), and after that
  * the memory unmapped. The lease stays. A refit in flight to the worker ends as at its death. The worker
  * holds nothing until reshard_wake, and until then other calls on it are RESHARD_EPRECOND, as is

@@ -451,8 +451,10 @@ void leases_sweep(struct service *s)
         bool leaving = l->life == LEASE_LEAVING;
         if ((!leaving && !l->asleep) || l->job)
             continue;
-        if (l->mapped && !s->stopping) {
-            if (!l->waits_unbind && link_state(s->link) == LINK_READY && !lease_busy(l))
+        if (l->mapped &&
+            !(leaving && s->stopping)) { /* a sleeper is never told so while it is mapped */
+            if (!s->stopping && !l->waits_unbind && link_state(s->link) == LINK_READY &&
+                !lease_busy(l))
                 unbind_send(l);
             continue;
         }

@@ -224,6 +224,14 @@ class OneDaemon(unittest.TestCase):
             d.wait_status("m", lambda m: all(w.state == pb.WORKER_GONE for w in m.workers
                                              if w.side == pb.SIDE_DESTINATION), "gone")
 
+    def test_a_daemon_stops_while_someone_sleeps(self):
+        with Daemon() as d:
+            f = self.fleet(d)
+            sleep(f.destinations[0])
+            sleep(f.sources[0])
+            d.stop()
+            self.assertEqual(d.process.returncode, 0)
+
     def test_reshardctl_says_who_sleeps(self):
         with Daemon() as d:
             f = self.fleet(d)

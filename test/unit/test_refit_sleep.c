@@ -83,6 +83,22 @@ START_TEST(a_version_that_can_do_without_the_sleeper_commits_without_waiting_for
 }
 END_TEST
 
+START_TEST(a_rehearsal_that_needs_a_sleeper_is_refused_too)
+{
+    struct bed b;
+    uint8_t content[16] = {1};
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)falls_asleep(&b, 12);
+    struct refit_event ev = submit_event(1, "a", content);
+    ev.cookie = ++b.next_cookie;
+    ev.submit.rehearsal = true;
+    step(&b, ev);
+    says(&b, ev.cookie, RS_EPRECOND, "rollout/rank 1 is asleep");
+    ck_assert_ptr_null(b.r->in_flight);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_source_that_sleeps_is_needed_by_every_policy)
 {
     struct bed b;
@@ -302,6 +318,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(a_version_that_needs_a_sleeper_is_refused_by_its_name_and_not_recorded)                      \
     X(a_version_that_can_do_without_the_sleeper_commits_without_waiting_for_it)                    \
+    X(a_rehearsal_that_needs_a_sleeper_is_refused_too)                                             \
     X(a_source_that_sleeps_is_needed_by_every_policy)                                              \
     X(who_falls_asleep_while_workers_gather_ends_the_attempt_at_once)                              \
     X(who_falls_asleep_in_a_transfer_ends_it_as_if_it_had_died)                                    \
