@@ -253,7 +253,7 @@ PTXAS := $(patsubst %.o,%.ptxas,$(call obj_of,kernels))
 PTXAS := $(filter %.cu.ptxas,$(PTXAS))
 check-kernels: $(PTXAS:.ptxas=.o)
 ifeq ($(CUDA),1)
-	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- scripts/check-kernels --json $(BUILD)/kernels.json $(PTXAS)
+	@scripts/run-tests --tally $(TALLY) --log $(BUILD)/log --label "$(LABEL)" -- scripts/check-kernels --json $(BUILD)/kernels.json $(PTXAS) -- scripts/gpu-check --syntax
 else
 	@echo "no nvcc: GPU kernels are not compiled"; echo "0 0 1" >>$(TALLY)
 endif

@@ -135,13 +135,15 @@ def main():
         os.environ.pop("LD_PRELOAD", None)
     if a.expandable:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    daemons = dict(os.environ)  # torch has an NCCL of its own
+    os.environ["LD_LIBRARY_PATH"] = ":".join(p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if not p.endswith("/nccl"))
     folder = pathlib.Path(tempfile.mkdtemp(prefix="reshard-torch-"))
     socket = str(folder / "d.sock")
     (folder / "d.conf").write_text(f"[daemon]\nnode = n0\nsocket = {socket}\nstate_dir = {folder}/state\n\n[devices]\ndevices = {a.devices}\n"
                                    "backend = cuda\ntransport = nccl\n")
     (folder / "state").mkdir()
     log = open(folder / "log", "w")
-    daemon = subprocess.Popen([BUILD / "reshardd", "--config", folder / "d.conf"], stdout=log, stderr=log)
+    daemon = subprocess.Popen([BUILD / "reshardd", "--config", folder / "d.conf"], stdout=log, stderr=log, env=daemons)
     spawn = multiprocessing.get_context("spawn")
     wrong, done, times = spawn.Queue(), spawn.Queue(), spawn.Queue()
     workers = [spawn.Process(target=trainer, args=(r, r % a.devices, socket, str(folder / "store"), a.mib, times)) for r in range(RANKS)]

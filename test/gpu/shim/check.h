@@ -48,6 +48,7 @@ enum print_output { CK_NORMAL };
         }                                                                                          \
     } while (0)
 #define ck_assert(condition) ck_assert_msg(condition, "%s", #condition)
+#define ck_abort_msg(...)    ck_assert_msg(false, __VA_ARGS__)
 #define SHIM_COMPARE(type, format, a, op, b)                                                       \
     do {                                                                                           \
         type shim_a = (a);                                                                         \
@@ -57,8 +58,14 @@ enum print_output { CK_NORMAL };
     } while (0)
 #define ck_assert_int_eq(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, ==, b)
 #define ck_assert_int_ne(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, !=, b)
+#define ck_assert_int_lt(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, <, b)
+#define ck_assert_int_le(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, <=, b)
+#define ck_assert_int_gt(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, >, b)
+#define ck_assert_int_ge(a, b)    SHIM_COMPARE(intmax_t, "%jd", a, >=, b)
 #define ck_assert_uint_eq(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, ==, b)
+#define ck_assert_uint_ne(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, !=, b)
 #define ck_assert_uint_lt(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, <, b)
+#define ck_assert_uint_le(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, <=, b)
 #define ck_assert_uint_gt(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, >, b)
 #define ck_assert_uint_ge(a, b)   SHIM_COMPARE(uintmax_t, "%ju", a, >=, b)
 #define ck_assert_ptr_eq(a, b)    SHIM_COMPARE(const void *, "%p", a, ==, b)
