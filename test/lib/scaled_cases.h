@@ -34,21 +34,31 @@ static inline double e4m3_value(uint32_t bits)
     return bits < 8 ? ldexp(bits, -9) : ldexp(8 + bits % 8, (int)(bits / 8) - 10);
 }
 
-/* The nearest of the 127 finite magnitudes, the even one where two are as near. */
-static inline uint8_t e4m3(double v)
+/* e4m3_value of 0 … 0x7E, worked out once: hundreds of thousands of elements are searched for among them. */
+RIG_COMPUTES static inline const double *e4m3_values(void)
 {
+    static double values[0x7F];
+    for (uint32_t i = 0; i < 0x7F && values[0x7E] == 0; i++)
+        values[i] = e4m3_value(i);
+    return values;
+}
+
+/* The nearest of the 127 finite magnitudes, the even one where two are as near. */
+RIG_COMPUTES static inline uint8_t e4m3(double v)
+{
+    const double *values = e4m3_values();
     uint8_t sign = signbit(v) ? 0x80 : 0;
     uint32_t low = 0, high = 0x7E;
     double a = fabs(v);
     if (isnan(v))
         return 0x7F;
-    if (a >= e4m3_value(0x7E))
+    if (a >= values[0x7E])
         return sign | 0x7E;
     while (high - low > 1) {
         uint32_t middle = (low + high) / 2;
-        *(e4m3_value(middle) <= a ? &low : &high) = middle;
+        *(values[middle] <= a ? &low : &high) = middle;
     }
-    double down = a - e4m3_value(low), up = e4m3_value(high) - a;
+    double down = a - values[low], up = values[high] - a;
     return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
 }
 
