@@ -124,8 +124,8 @@ def standin_folder(build):
 
 
 def client_library(build):
-    """libreshard.so for this process: likewise."""
-    return libraries(build).parent / "libreshard.so" if STANDIN else build / "libreshard.so"
+    """libreshard.so for this process: beside the stand-in that it can load."""
+    return standin_folder(build).parent / "libreshard.so" if STANDIN else build / "libreshard.so"
 
 
 def begin(build):
