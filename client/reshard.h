@@ -531,7 +531,8 @@ RESHARD_API int reshard_rehearse_fill(const struct reshard_view *view, struct re
 RESHARD_API int reshard_rehearse_check(const struct reshard_view *view, struct reshard_error *e);
 
 /* Adds a time mark of the caller's own to a version ("generation_begin" …). worker may be NULL. A
- * mark whose answer was lost may be there twice. */
+ * mark whose answer was lost may be there twice. RESHARD_EINVAL: the daemon sets that name itself
+ * ("applied", "verified" …). */
 RESHARD_API int reshard_mark(struct reshard_client *client, const char *model, uint64_t version,
                              const char *name, struct reshard_worker *worker, uint32_t timeout_ms,
                              struct reshard_error *e);

@@ -745,9 +745,28 @@ void workers_node_lost(struct step *s, uint32_t node)
 
 /* --- marks --- */
 
+/* Those that step_mark sets: what phases are made of, and who asks how long they took shall not be told of another's. */
+static bool mark_is_own(const char *name)
+{
+    static const char *const own[] = {
+        "submitted", "begun",      "gathered",  "published",       "planned",  "prepared",
+        "started",   "first_byte", "last_byte", "source_released", "verified", "accepted",
+        "rejected",  "committed",  "applied",   "caught_up",       "aborted",  "superseded"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strcmp(own[i], name) == 0)
+            return true;
+    return false;
+}
+
 void workers_mark(struct step *s)
 {
     const struct refit_event *ev = s->ev;
+    if (mark_is_own(ev->mark.name)) {
+        refuse(s, RS_EINVAL,
+               step_text(s, "mark '%.512s' is set by reshard itself: give yours another name",
+                         ev->mark.name));
+        return;
+    }
     const struct refit_version *v = refit_find_version(s->r, ev->mark.version);
     const struct refit_worker *w =
         ev->mark.worker == 0 ? NULL : refit_find_worker(s->r, ev->mark.worker);

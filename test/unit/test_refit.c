@@ -1284,6 +1284,31 @@ START_TEST(marks_name_what_happened_and_to_whom)
 }
 END_TEST
 
+/* Else a timeline's phases would be made of what a client says. */
+START_TEST(nobody_else_sets_the_marks_that_the_decider_sets)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, false);
+    submit(&b, 9, "aborted", 9);
+    step(&b, (struct refit_event){.type = REFIT_EV_ABORT, .abort = {.version = 9, .reason = "x"}});
+    whole(&b, 1, "a");
+    unsigned n = 0;
+    for (size_t i = 0, end = b.n_seen; i < end; i++) {
+        if (b.seen[i].a.type != REFIT_DO_MARK)
+            continue;
+        uint64_t cookie = ++b.next_cookie;
+        step(&b, (struct refit_event){.type = REFIT_EV_MARK,
+                                      .cookie = cookie,
+                                      .mark = {1, b.seen[i].text, n % 2 == 0 ? 0 : 11}});
+        ck_assert_msg(code(&b, cookie) == RS_EINVAL, "mark %s", b.seen[i].text);
+        ck_assert_ptr_null(did(&b, REFIT_DO_MARK));
+        n++;
+    }
+    ck_assert_uint_ge(n, 12);
+    bed_close(&b);
+}
+END_TEST
+
 /* The only mark of that name that a version has had so far. */
 static const struct refit_action *mark_of(const struct bed *b, uint64_t version, const char *name)
 {
@@ -1872,6 +1897,7 @@ END_TEST
     X(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)                     \
     X(each_source_has_its_mark_when_it_has_published)                                              \
     X(marks_name_what_happened_and_to_whom)                                                        \
+    X(nobody_else_sets_the_marks_that_the_decider_sets)                                            \
     X(a_request_during_the_commit_leaves_the_versions_record_alone)                                \
     X(two_aborts_make_one_end_and_both_are_answered)                                               \
     X(content_that_is_not_known_is_never_taken_for_held)                                           \
