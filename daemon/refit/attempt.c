@@ -668,7 +668,7 @@ static void memory_landed(const struct refit *r, uint32_t node)
 {
     foreach_worker (w, r) {
         bool wrong = w->blamed != 0 && w->blamed_in == r->in_flight->attempt;
-        if (!w->taking_part || w->node != node || !worker_accepts(w) || wrong ||
+        if (!w->taking_part || w->asleep || w->node != node || !worker_accepts(w) || wrong ||
             w->feeding == REFIT_FEED_LIVE || worker_instance(w)->excluded ||
             r->in_flight->kind == REFIT_KIND_REHEARSAL)
             continue;

@@ -146,6 +146,23 @@ START_TEST(who_falls_asleep_in_a_transfer_ends_it_as_if_it_had_died)
 }
 END_TEST
 
+START_TEST(who_falls_asleep_while_an_attempt_ends_holds_nothing_of_it)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    to_transfer(&b, 1, "a");
+    step(&b, (struct refit_event){.type = REFIT_EV_ABORT, .abort = {.version = 1, .reason = "x"}});
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
+    (void)falls_asleep(&b, 12);
+    node_event(&b, REFIT_EV_STAGED, 1); /* said before it heard of either */
+    ck_assert_uint_eq(worker(&b, 12)->held, 0);
+    quiesce(&b);
+    ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
+    ck_assert_int_eq(state(&b, 12), REFIT_WORKER_ASLEEP);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_asleep)
 {
     struct bed b;
@@ -322,6 +339,7 @@ END_TEST
     X(a_source_that_sleeps_is_needed_by_every_policy)                                              \
     X(who_falls_asleep_while_workers_gather_ends_the_attempt_at_once)                              \
     X(who_falls_asleep_in_a_transfer_ends_it_as_if_it_had_died)                                    \
+    X(who_falls_asleep_while_an_attempt_ends_holds_nothing_of_it)                                  \
     X(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_asleep)                      \
     X(who_falls_asleep_while_the_commit_is_written_has_applied_nothing)                            \
     X(a_sleeper_holds_nothing_and_can_say_nothing_about_memory)                                    \
