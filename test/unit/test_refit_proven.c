@@ -313,6 +313,23 @@ START_TEST(who_is_proven_is_so_when_its_node_has_joined_again_with_the_same_cont
 }
 END_TEST
 
+/* An aborted number may come again with other weights, which who took no part then has not got. */
+START_TEST(who_is_proven_with_other_content_under_the_number_feeds_nobody)
+{
+    struct bed b;
+    moving(&b);
+    known(&b, 0);
+    known(&b, 2);
+    node_event(&b, REFIT_EV_STAGED, 1);
+    (void)abort_version(&b, 1);
+    quiet(&b);
+    ck_assert(worker(&b, 12)->proven);
+    refit_find_version(b.r, 1)->publication ^= 1; /* what has been moved since */
+    nobody_feeds(&b);
+    bed_close(&b);
+}
+END_TEST
+
 /* A newcomer's layout, of which no fingerprint is known from the commit: what half a catch-up left there feeds no other. */
 START_TEST(what_a_catch_up_left_uncompared_feeds_no_newcomer)
 {
@@ -358,5 +375,6 @@ END_TEST
     X(what_only_its_node_has_seen_feeds_nobody_and_is_not_committed_uncompared)                    \
     X(who_holds_it_unproven_is_compared_with_who_is_proven)                                        \
     X(who_is_proven_is_so_when_its_node_has_joined_again_with_the_same_content)                    \
+    X(who_is_proven_with_other_content_under_the_number_feeds_nobody)                              \
     X(what_a_catch_up_left_uncompared_feeds_no_newcomer)
 #include "test/lib/main.h"
