@@ -121,6 +121,16 @@ void version_free(struct refit *r, struct refit_version *v);
 struct refit_version *version_new(struct refit *r, uint64_t version);
 uint32_t version_min_instances(const struct refit_version *v, const struct refit_layout *l);
 
+/* --- content.c --- */
+
+/* SUBMIT asks for what `v` is. */
+bool content_same(const struct refit_version *v, const struct refit_event *ev);
+/* In words, how a version's content differs from what is submitted now. */
+const char *content_difference(struct step *s, const struct refit_version *v);
+/* Where `v` (NULL: nothing to do) waits, submitted before any trainer had attached, and is submitted again now that its
+ * source is known, and with all that was known then: that is its content from here on. RS_ENOMEM: nothing has changed. */
+int content_complete(struct refit_version *v, const struct refit_event *ev);
+
 /* --- attempt.c --- */
 void attempt_begin(struct step *s);
 /* Where it is what the attempt in flight waits for: when this source had it. */

@@ -166,17 +166,12 @@ static struct refit_request *find_request(const struct refit *r, const char *id,
     return NULL;
 }
 
-static bool same_content(const struct refit_version *v, const struct refit_event *ev)
-{
-    return memcmp(v->content, ev->submit.content, sizeof v->content) == 0;
-}
-
 /* The same request id again: the same answer, now or when it is durable. */
 static int submit_repeated(struct step *s, const struct refit_version *v,
                            const struct refit_request *request)
 {
     const struct refit_event *ev = s->ev;
-    if (v->version != ev->submit.version || !same_content(v, ev))
+    if (v->version != ev->submit.version || !content_same(v, ev))
         return refuse(s, RS_EEXIST,
                       step_text(s, "request id '%.128s' was used for version %llu%s", request->id,
                                 ULL(v->version),
@@ -340,51 +335,6 @@ static bool published_differs(const struct refit *r, const struct refit_version 
     return content != 0 && v->publication != 0 && content != v->publication;
 }
 
-static bool has_line(const char *text, const char *line, size_t n)
-{
-    for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
-        at += *at == '\n';
-        if (strcspn(at, "\n") == n && strncmp(at, line, n) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* Puts the lines of `of` that are not in `in`: "then verify off, release at read". */
-static void put_lines(char *to, size_t room, const char *when, const char *of, const char *in)
-{
-    bool first = true;
-    for (const char *at = of; *at != '\0';) {
-        size_t n = strcspn(at, "\n"), used = strlen(to);
-        if (n > 0 && !has_line(in, at, n)) {
-            (void)snprintf(to + used, room - used, "%s%s%.*s",
-                           !first      ? ", "
-                           : used == 0 ? ""
-                                       : "; ",
-                           first ? when : "", (int)(n < 300 ? n : 300), at);
-            first = false;
-        }
-        at += n + (at[n] == '\n');
-    }
-}
-
-/* In words, how a version's content differs from what is submitted now. */
-static const char *content_difference(struct step *s, const struct refit_version *v)
-{
-    const struct refit_event *ev = s->ev;
-    char text[700] = "";
-    if (v->words != NULL && ev->submit.words != NULL) {
-        put_lines(text, sizeof text, "then ", v->words, ev->submit.words);
-        put_lines(text, sizeof text, "now ", ev->submit.words, v->words);
-    }
-    if (text[0] != '\0')
-        return step_text(s, "%s", text);
-    bool same_options = v->n_options_bytes == ev->submit.n_options_bytes &&
-                        (v->n_options_bytes == 0 ||
-                         memcmp(v->options, ev->submit.options, v->n_options_bytes) == 0);
-    return same_options ? "the model's layouts were others then" : "the options were others then";
-}
-
 static int refuse_content(struct step *s, const struct refit_version *v)
 {
     bool committed = v->phase.state == REFIT_COMMITTED;
@@ -408,12 +358,14 @@ int queue_submit(struct step *s)
         return refuse(s, RS_EPRECOND,
                       step_text(s, "version %llu is being rehearsed: submit it when that has ended",
                                 ULL(s->ev->submit.version)));
-    struct refit_version *v = NULL;
+    struct refit_version *v = refit_find_version(r, s->ev->submit.version);
+    if (content_complete(v, s->ev) != 0)
+        return RS_ENOMEM;
     struct refit_request *request = find_request(r, s->ev->submit.request_id, &v);
     if (request != NULL)
         return submit_repeated(s, v, request);
     v = refit_find_version(r, s->ev->submit.version);
-    if (v != NULL && !same_content(v, s->ev))
+    if (v != NULL && !content_same(v, s->ev))
         return refuse_content(s, v);
     if (v != NULL && v->phase.state == REFIT_COMMITTED && published_differs(r, v))
         return refuse(

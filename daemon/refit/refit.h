@@ -30,7 +30,7 @@
  * a SUBMIT that says `rehearsal`.
  *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
- * supersede, abort), attempt.c (from gathering to STAGED), commit.c and abort.c (its ends), feed.c
+ * supersede, abort), content.c (what a version is asked to be), attempt.c (from gathering to STAGED), commit.c and abort.c (its ends), feed.c
  * (who feeds whom where the trainer can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost,
  * drained), workers.c (attach, publish, ready, verdict, apply), sleep.c (workers without memory), words.c (fitness, what is missing,
  * states), restore.c; and member.h, member.c (a node's part). Thread: one (the loop). */

@@ -907,6 +907,38 @@ static const char *submit_words(struct bed *b, uint64_t version, const char *id,
     return answer(b, ev.cookie)->text;
 }
 
+/* An operator asks for a version while only receivers are there; then the trainer comes, and submits it as well. */
+START_TEST(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_str_eq(submit_words(&b, 3, "a", 1, "destination layout 'd' (02)\nverify off\n"), "");
+    const char *full = "source layout 't' (01)\ndestination layout 'd' (02)\nverify off\n";
+    ck_assert_ptr_nonnull(
+        strstr(submit_words(&b, 3, "b", 2, "source layout 't' (01)\ndestination layout 'd' (03)\n"),
+               "other content")); /* what was known then has changed */
+    ck_assert_str_eq(submit_words(&b, 3, "c", 3, full), "");
+    ck_assert_str_eq(submit_words(&b, 3, "a", 3, full), ""); /* the operator's again */
+    ck_assert_str_eq(
+        submit_words(&b, 3, "d", 4,
+                     "source layout 'u' (04)\ndestination layout 'd' (02)\nverify off\n"),
+        "version 3 was submitted and is SUBMITTED, with other content (then source "
+        "layout 't' (01); now source layout 'u' (04)); use a new version");
+    publish(&b, 1, 3, 5);
+    publish(&b, 2, 3, 6);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
+    ck_assert_str_eq(submit_words(&b, 3, "e", 3, full), "");
+    ck_assert_ptr_nonnull(strstr(
+        submit_words(&b, 3, "f", 1, "destination layout 'd' (02)\nverify off\n"), "other content"));
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(other_content_is_refused_by_what_differs)
 {
     struct bed b;
@@ -1880,6 +1912,8 @@ END_TEST
     X(a_new_worker_is_empty_until_a_commit_in_its_own_life)                                        \
     X(sources_are_released_when_the_options_say)                                                   \
     X(abort_answers_when_the_version_has_ended)                                                    \
+    X(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)                        \
+    X(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)                        \
     X(other_content_is_refused_by_what_differs)                                                    \
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
     X(after_a_restart_a_staged_worker_hears_of_the_commit_unless_it_has_applied_it)                \
