@@ -78,6 +78,12 @@ const char *tcp_address_text(const union tcp_address *a, char out[TCP_ADDRESS_TE
 
 /* --- callers ---------------------------------------------------------------------------------- */
 
+static void let_go(struct caller *c)
+{
+    (void)close(c->fd);
+    c->fd = -1;
+}
+
 static void refuse(struct transport_tcp_node *n, struct caller *c, const char *why)
 {
     union tcp_address from = {0};
@@ -85,8 +91,7 @@ static void refuse(struct transport_tcp_node *n, struct caller *c, const char *w
     socklen_t bytes = sizeof(from);
     if (getpeername(c->fd, &from.any, &bytes) == 0)
         log_debug("data connection from %s refused: %s", tcp_address_text(&from, text), why);
-    (void)close(c->fd);
-    c->fd = -1;
+    let_go(c);
     atomic_fetch_add(&n->refused, 1);
 }
 
@@ -156,6 +161,11 @@ static void hear(struct transport_tcp_node *n, struct caller *c)
     ssize_t got = recv(c->fd, c->hello + c->at, TCP_HELLO_BYTES - c->at, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return;
+    if (got == 0 &&
+        c->at == 0) { /* the coordinator's look at this port, a health check: no stranger */
+        let_go(c);
+        return;
+    }
     if (got <= 0) {
         refuse(n, c, "it left without a hello");
         return;
