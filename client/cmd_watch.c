@@ -36,6 +36,7 @@ struct screen {
     char phase[32];
     uint64_t attempt;
     uint64_t last_line_ns;
+    uint64_t elapsed_ns; /* since the version's submission, as the newest state had it */
     bool line_open;      /* the terminal's cursor stands in a progress line */
     uint64_t give_up_ns; /* while nobody tells: until then it is asked again; 0: somebody does */
 };
@@ -126,7 +127,10 @@ static void show(struct screen *s, const json_t *state)
     (void)snprintf(s->phase, sizeof s->phase, "%s", jstr(state, "phase"));
     s->attempt = jnum(state, "attempt");
     s->give_up_ns = 0;
-    progress_add(&s->progress, clock_mono_ns(), jnum(b, "landed"), jnum(b, "total"));
+    /* by the daemon's clock: what waited on its way here came in no time */
+    if (jnum(state, "elapsed_ns") > s->elapsed_ns)
+        s->elapsed_ns = jnum(state, "elapsed_ns");
+    progress_add(&s->progress, s->elapsed_ns, jnum(b, "landed"), jnum(b, "total"));
     if (s->json) {
         (void)json_dumpf(state, stdout, JSON_COMPACT);
         (void)printf("\n");

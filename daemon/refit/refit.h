@@ -353,7 +353,8 @@ struct refit {
         enum refit_phase phase; /* REHEARSED, ABORTED; NONE: there was none */
         char reason[256];
         struct refit_bytes bytes;
-    } rehearsed; /* the newest rehearsal that has ended; after a restart without its bytes */
+        uint64_t total_ns;
+    } rehearsed; /* the newest rehearsal that has ended; after a restart without bytes and time */
     struct refit_bytes catch_up_bytes; /* since this start, failed ones included */
     uint64_t n_catch_ups, n_caught_up; /* attempts that ended well; instances that they served */
     uint64_t catch_up_at_ns;           /* when the next one may be tried; REFIT_NEVER: none waits */

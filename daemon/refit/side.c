@@ -309,8 +309,9 @@ static void add_bytes(struct refit_bytes *to, const struct refit_bytes *b)
     to->network_minimum += b->network_minimum;
 }
 
-static void keep_outcome(struct refit *r, const struct refit_bytes *bytes)
+static void keep_outcome(const struct step *s, const struct refit_bytes *bytes)
 {
+    struct refit *r = s->r;
     const struct refit_version *v = &r->side;
     if (v->kind == REFIT_KIND_CATCH_UP) {
         add_bytes(&r->catch_up_bytes, bytes);
@@ -319,7 +320,8 @@ static void keep_outcome(struct refit *r, const struct refit_bytes *bytes)
     r->rehearsed = (struct refit_outcome){.version = v->version,
                                           .attempt = v->attempt,
                                           .phase = (enum refit_phase)v->phase.state,
-                                          .bytes = *bytes};
+                                          .bytes = *bytes,
+                                          .total_ns = since_submitted(s, v)};
     (void)snprintf(r->rehearsed.reason, sizeof r->rehearsed.reason, "%s", v->reason);
 }
 
@@ -344,7 +346,7 @@ static void side_close(struct step *s)
     step_notify(s, v);
     step_answer(s, WAITER_ABORT, v->version, v->phase.state == REFIT_ABORTED ? 0 : RS_EPRECOND,
                 "it had ended already", 0);
-    keep_outcome(r, &bytes);
+    keep_outcome(s, &bytes);
     r->in_flight = NULL;
     attempt_clear(r);
     queue_unexclude(r); /* that was of this attempt; who failed is put off */

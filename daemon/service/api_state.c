@@ -82,6 +82,7 @@ static void outcome_fill(struct api_refit_state *s, const struct decider *d)
     s->state.phase = API_PHASE(o->phase);
     s->state.bytes = &s->bytes;
     s->state.source_released = true;
+    s->state.elapsed_ns = o->total_ns;
     s->state.reason = (char *)(uintptr_t)o->reason;
 }
 

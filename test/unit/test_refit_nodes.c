@@ -1319,7 +1319,9 @@ START_TEST(a_rehearsal_that_one_rejects_ends_with_its_reason)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, false);
+    const uint64_t begin_ns = b.now_ns, took_ns = 5000 * MS;
     (void)rehearse(&b, 4);
+    b.now_ns += took_ns;
     publish_all(&b, 4);
     planned(&b);
     carried_out(&b, REFIT_EV_PREPARED);
@@ -1329,6 +1331,8 @@ START_TEST(a_rehearsal_that_one_rejects_ends_with_its_reason)
     carried_out(&b, REFIT_EV_QUIESCED);
     ck_assert_int_eq(b.r->rehearsed.phase, REFIT_ABORTED);
     ck_assert_str_eq(b.r->rehearsed.reason, "rollout/instance 1 rejected: rank 1: perplexity rose");
+    ck_assert_uint_gt(b.r->rehearsed.total_ns, took_ns); /* and the steps', of a millisecond each */
+    ck_assert_uint_lt(b.r->rehearsed.total_ns, b.now_ns - begin_ns);
     ck_assert_uint_eq(worker(&b, 11)->held, 0);
     bed_close(&b);
 }
