@@ -195,6 +195,11 @@ static int memory_connect(const char *path, int *ret_fd, struct err *e)
         int why = errno;
         close(fd);
         int code = why == EACCES || why == EPERM ? RS_EPERM : RS_EUNAVAIL;
+        if (why == ENOENT && access(path, F_OK) == 0)
+            return err_set(e, code,
+                           "no daemon at '%s': there is no '%s' beside it; is that its [daemon] "
+                           "socket, and is reshardd running?",
+                           path, address.sun_path);
         return err_set(e, code, "no daemon at '%s': %s%s", path, strerror(why),
                        code == RS_EUNAVAIL ? "; is reshardd running?" : "");
     }

@@ -27,7 +27,7 @@ static const char help[] =
     "\n"
     "  --config FILE    settings (config/reshardd.conf shows all); without it, the defaults\n"
     "  --node NAME      which of the settings' nodes this is; wins over [daemon] node\n"
-    "  --check-config   read the settings, say what they come to, and exit\n"
+    "  --check-config   check the settings, say the main ones as they come out, and exit\n"
     "  --crash-points   where RESHARD_CRASH=NAME[:N] makes it kill itself, for crash tests\n"
     "\n"
     "SIGTERM or SIGINT stops it. SIGHUP makes it read the certificates of [cluster] again, for "
@@ -122,9 +122,10 @@ static int state_dir_check(const struct config *c, struct err *e)
 
 static int say_config(const struct config *c)
 {
-    (void)printf("settings are good: node %s, backend %s, devices %u in %u domains, socket %s, "
+    (void)printf("settings are good: node %s, backend %s, devices %u in %u domain%s, socket %s, "
                  "state_dir %s\n",
-                 c->node, c->backend, c->devices, c->n_domains, c->socket, c->state_dir);
+                 c->node, c->backend, c->devices, c->n_domains, c->n_domains == 1 ? "" : "s",
+                 c->socket, c->state_dir);
     if (c->n_nodes > 0)
         (void)printf("cluster: %u nodes, coordinator %s at %s, this one at %s, data at %s, %s\n",
                      c->n_nodes, c->coordinator, c->nodes[c->coordinator_index].address,

@@ -1,4 +1,5 @@
 /* Status, Versions, Timeline: what operators see. */
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -290,7 +291,9 @@ static int timeline(struct api_call *c, void *request, struct err *e)
     uint32_t last = q->version != 0 || q->last == 0 ? 1 : q->last < most ? q->last : most;
     r = ledger_versions(c->service->ledger, q->model, q->version, last, version_row, &x, e);
     if (r == 0 && x.n == 0)
-        r = err_set(e, RS_ENOTFOUND, "model '%s' has no such version", q->model);
+        r = q->version == 0 ? err_set(e, RS_ENOTFOUND, "model '%s' has no version yet", q->model)
+                            : err_set(e, RS_ENOTFOUND, "model '%s' has no version %" PRIu64,
+                                      q->model, q->version);
     if (r == 0)
         r = timelines_fill(c, q->model, &x, &reply, e);
     if (r == 0)

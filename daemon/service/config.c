@@ -14,6 +14,7 @@
 #include <ini.h>
 
 #include "base/mem.h"
+#include "base/netaddr.h"
 #include "device/device.h"
 #include "exec/budget.h"
 #include "refit/refit.h"
@@ -531,6 +532,23 @@ static int backend_check(struct config *c, struct err *e)
     return r == 0 ? 0 : err_prefix(e, r, "[devices]");
 }
 
+/* As the listener judges it, before it is started. */
+static int tcp_check(const struct config *c, struct err *e)
+{
+    struct netaddr a;
+    if (c->tcp[0] == '\0')
+        return 0;
+    int r = netaddr_parse(c->tcp, NETADDR_PORT_OR_ANY, &a, e);
+    if (r != 0)
+        return err_prefix(e, r, "tcp");
+    return netaddr_is_loopback(&a)
+               ? 0
+               : err_set(e, RS_EINVAL,
+                         "tcp: %s can be reached from outside, and calls there carry no identity: "
+                         "use 127.0.0.1; for other nodes there is [cluster]",
+                         c->tcp);
+}
+
 int config_check(struct config *c, struct err *e)
 {
     int r = domains_check(c, e);
@@ -542,7 +560,7 @@ int config_check(struct config *c, struct err *e)
         return r;
     if ((r = config_cluster_check(c, e)) != 0 || (r = roles_config_check(c, e)) != 0)
         return r;
-    if ((r = backend_check(c, e)) != 0)
+    if ((r = tcp_check(c, e)) != 0 || (r = backend_check(c, e)) != 0)
         return r;
     /* "<socket>.mem" and "<socket>.lock" must fit into sun_path too. */
     if (strlen(c->socket) + strlen(".mem") > 107)

@@ -33,6 +33,8 @@ class Settings(unittest.TestCase):
                              ("[devices]\n\nchunk_bytes = 8 MB\n", ":3:", "MiB"),
                              ("[devices]\ndevices = 4\ndomains = 0-3 3-4\n", "domains", "3"),
                              ("[devices]\ndevices = 4\ndomains = 0-2\n", "domains", "device 3"),
+                             ("[daemon]\ntcp = 0.0.0.0:7070\n", "tcp", "outside", "127.0.0.1"),
+                             ("[daemon]\ntcp = everywhere\n", "tcp", "everywhere"),
                              ("[devices]\nbackend = cuda\n", "transport = nccl"),
                              ("[devices]\ntransport = nccl\n", "backend = cuda"),
                              ("[devices]\nbackend = rocm\n", "rocm", "'host' or 'cuda'"),

@@ -135,7 +135,7 @@ class Serve(unittest.TestCase):
         s = self.server
         for path, code, text in (("/api/versions", 400, "model="), ("/api/versions?model=" + "x" * 600, 400, "512"),
                                  ("/api/versions?model=m&last=0", 400, "last="), ("/api/timeline?model=m&version=-1", 400, "version="),
-                                 ("/api/timeline?model=m&version=9", 404, "no such version"), ("/api/versions?model=none", 404, "none")):
+                                 ("/api/timeline?model=m&version=9", 404, "no version 9"), ("/api/versions?model=none", 404, "none")):
             self.assertIn(text, s.json(path, code)["error"])
         self.assertEqual(s.ask("/nothing")[0], 404)
         self.assertEqual(s.ask("/../etc/passwd")[0], 404)

@@ -383,6 +383,10 @@ START_TEST(no_daemon_and_a_path_that_is_too_long_are_told_apart)
     ck_assert_int_eq(link_open("/nonexistent/d.sock", deadline_after_ms(100), &l, &e), RS_EUNAVAIL);
     ck_assert_str_eq(e.text, "no daemon at '/nonexistent/d.sock': No such file or directory; is "
                              "reshardd running?");
+    ck_assert_int_eq(link_open("/proc/self/exe", deadline_after_ms(100), &l, &e), RS_EUNAVAIL);
+    ck_assert_str_eq(e.text,
+                     "no daemon at '/proc/self/exe': there is no '/proc/self/exe.mem' beside "
+                     "it; is that its [daemon] socket, and is reshardd running?");
     ck_assert_int_eq(link_open(path, deadline_after_ms(100), &l, &e), RS_EINVAL);
     struct reshard_client *c = NULL;
     ck_assert_int_eq(reshard_connect("/nonexistent/d.sock", 100, &c, NULL), RESHARD_EUNAVAIL);
