@@ -285,14 +285,14 @@ RESHARD_API int reshard_attach(struct reshard_client *client, const struct resha
  * segments may then be freed (reshard_segment_free, which takes VMM descriptors back too), and after that
  * the memory unmapped. The lease stays. A refit in flight to the worker ends as at its death. The worker
  * holds nothing until reshard_wake, and until then other calls on it are RESHARD_EPRECOND, as is
- * reshard_submit where the policy needs its instance (of a source: always). Twice is fine. On any other
- * result nothing may be unmapped: ask again. */
+ * reshard_submit where the policy needs its instance (of a source: always). Twice is fine; a reshard_wake of
+ * another thread's is waited for. On any other result nothing may be unmapped: ask again. */
 RESHARD_API int reshard_sleep(struct reshard_worker *worker, uint32_t timeout_ms,
                               struct reshard_error *e);
 
 /* The memory is back, in new segments on the same device: attaches the worker anew with these pieces
  * (as in struct reshard_attach). It holds nothing yet and gets the newest committed version like any
- * newcomer; reshard_worker_info.worker is another. RESHARD_EPRECOND: it is not asleep. On failure it
+ * newcomer; reshard_worker_info.worker is another. RESHARD_EPRECOND: it is not asleep (yet). On failure it
  * sleeps on. */
 RESHARD_API int reshard_wake(struct reshard_worker *worker, const struct reshard_piece *live,
                              size_t n_live, const struct reshard_piece *shadow, size_t n_shadow,

@@ -12,14 +12,39 @@
 
 #include "base/banned.h"
 
-/* Gives what the worker was bound to, counted, or NULL. From here on it attaches again without memory only. */
-static struct worker_memory *memory_take(struct reshard_worker *w)
+/* … until its thread has got what that brought. Under the mutex. */
+static bool is_being_woken(const struct reshard_worker *w)
+{
+    return w->waking || (w->next.stream != NULL && w->state != WORKER_OVER && !w->closing);
+}
+
+/* Gives what the worker was bound to, counted, or NULL. From here on it attaches again without memory only. A wake that is under
+ * way is waited for: what it brings is what goes to sleep. */
+static int sleep_begin(struct reshard_worker *w, uint64_t deadline_ns, struct worker_memory **ret,
+                       struct err *e)
+{
+    struct timespec at;
+    client_timespec(deadline_ns, &at);
+    int timed_out = 0;
+    pthread_mutex_lock(&w->mutex);
+    while (is_being_woken(w) && timed_out == 0)
+        timed_out = pthread_cond_clockwait(&w->changed, &w->mutex, CLOCK_MONOTONIC, &at);
+    int r =
+        is_being_woken(w) ? err_set(e, RS_EDEADLINE, "sleep: the worker is being woken still") : 0;
+    if (r == 0) {
+        w->sleeping++;
+        *ret = w->memory;
+        w->memory = NULL;
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return r;
+}
+
+static void sleep_end(struct reshard_worker *w)
 {
     pthread_mutex_lock(&w->mutex);
-    struct worker_memory *m = w->memory;
-    w->memory = NULL;
+    w->sleeping--;
     pthread_mutex_unlock(&w->mutex);
-    return m;
 }
 
 static void memory_give(struct reshard_worker *w, struct worker_memory *m)
@@ -46,14 +71,19 @@ static int try_sleep(struct link *l, uint64_t worker, uint64_t deadline_ns, void
 int reshard_sleep(struct reshard_worker *w, uint32_t timeout_ms, struct reshard_error *e)
 {
     struct err err = {0};
-    struct worker_memory *m = memory_take(w);
-    int r = client_call(w->client, w, client_deadline(timeout_ms), try_sleep, NULL, &err);
+    struct worker_memory *m = NULL;
+    uint64_t deadline = client_deadline(timeout_ms);
+    int r = sleep_begin(w, deadline, &m, &err);
+    if (r != 0)
+        return client_give(e, r, &err);
+    r = client_call(w->client, w, deadline, try_sleep, NULL, &err);
     if (r == 0) {
         account_nothing(w);
         worker_memory_put(w, m);
     } else if (m != NULL) {
         memory_give(w, m); /* it may be mapped still */
     }
+    sleep_end(w);
     return client_give(e, r, &err);
 }
 
@@ -82,6 +112,7 @@ static int wake_begin(struct reshard_worker *w, struct err *e)
     int r = w->state == WORKER_OVER
                 ? err_set(e, RS_EPRECOND, "the worker's lease is over: %s; attach anew",
                           w->over_reason != NULL ? w->over_reason : "evicted")
+            : w->sleeping > 0   ? err_set(e, RS_EPRECOND, "the worker is still going to sleep")
             : w->memory != NULL ? err_set(e, RS_EPRECOND, "the worker is not asleep")
             : w->waking         ? err_set(e, RS_EPRECOND, "the worker is being woken already")
                                 : 0;

@@ -44,8 +44,9 @@ struct reshard_worker {
     pthread_mutex_t mutex;
     pthread_cond_t changed;       /* state, closing, events */
     struct worker_memory *memory; /* counted; NULL: it sleeps */
-    bool waking;                  /* reshard_wake attaches anew: the thread does not */
-    struct worker_attached next;  /* what that has brought; stream NULL: nothing */
+    unsigned sleeping; /* reshard_sleep under way: its memory is not there, and may be given back */
+    bool waking;       /* reshard_wake attaches anew: the thread does not */
+    struct worker_attached next; /* what that has brought; stream NULL: nothing */
     enum worker_state state;
     bool closing;
     struct link *link;         /* of the stream */

@@ -312,6 +312,54 @@ class Library(unittest.TestCase):
         self.wake()
         self.refit(1)
 
+    def in_thread(self, call):
+        """Calls it in a thread of its own; what it returns waits for its end, and gives its exception."""
+        ended = queue.Queue()
+
+        def run():
+            try:
+                call()
+                ended.put(None)
+            except self.reshard.Error as e:
+                ended.put(e)
+
+        threading.Thread(target=run, daemon=True).start()
+        return lambda: ended.get(timeout=WAIT_S)
+
+    def test_sleep_and_wake_of_two_threads_do_not_mix(self):
+        d, old = self.daemon, self.worker.live + self.worker.shadow
+        self.refit(1)
+        os.kill(d.data_plane_pid(), signal.SIGSTOP)  # nothing is mapped or closed
+        mark = d.log_mark()
+        slept = self.in_thread(lambda: self.worker.sleep(WAIT_S))
+        d.wait_log("goes to sleep", mark)
+        with self.assertRaisesRegex(self.reshard.FailedPrecondition, "going to sleep"):
+            self.wake()
+        os.kill(d.data_plane_pid(), signal.SIGCONT)
+        self.assertIsNone(slept())
+        self.free(old)
+        os.kill(d.data_plane_pid(), signal.SIGSTOP)
+        segment = self.engine.segment(8192, timeout=WAIT_S)
+        pieces = [self.reshard.pieces_dense(self.layouts["destination"], 0, segment, at)[0] for at in (0, 4096)]
+
+        def wake():
+            while True:
+                with contextlib.suppress(self.reshard.FailedPrecondition):  # the loop below was first
+                    return self.worker.wake(*pieces, timeout=WAIT_S)
+
+        woken = self.in_thread(wake)
+        with self.assertRaisesRegex(self.reshard.FailedPrecondition, "being woken"):
+            while True:  # until the other thread's has begun; the same memory twice is refused
+                with contextlib.suppress(self.reshard.InvalidArgument):
+                    self.worker.wake(pieces[0], pieces[0], timeout=WAIT_S)
+        with self.assertRaisesRegex(self.reshard.DeadlineExceeded, "being woken"):
+            self.worker.sleep(0.1)
+        os.kill(d.data_plane_pid(), signal.SIGCONT)
+        self.assertIsNone(woken())
+        self.worker.sleep(WAIT_S)
+        self.wake()
+        self.refit(2)
+
     def test_a_daemon_that_comes_back_is_told_of_the_sleeper(self):
         self.refit(1)
         self.worker.sleep(WAIT_S)
