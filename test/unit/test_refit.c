@@ -918,6 +918,11 @@ START_TEST(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)
         strstr(submit_words(&b, 3, "b", 2, "source layout 't' (01)\ndestination layout 'd' (03)\n"),
                "other content")); /* what was known then has changed */
     ck_assert_str_eq(submit_words(&b, 3, "c", 3, full), "");
+    ck_assert_ptr_nonnull(
+        strstr(submit_words(&b, 3, "g", 5,
+                            "source layout 't' (01)\ndestination layout 'd' (02)\n"
+                            "destination layout 'e' (05)\nverify off\n"),
+               "other content")); /* once its source is known it stays what it is */
     ck_assert_str_eq(submit_words(&b, 3, "a", 3, full), ""); /* the operator's again */
     ck_assert_str_eq(
         submit_words(&b, 3, "d", 4,
