@@ -284,12 +284,25 @@ static void on_up(struct rpc_link *l, void *arg)
     seek(p, peer_now(p));
 }
 
+/* Before the first JOIN, each cause once: a wrong authority, say, would else be told by status alone. What ends a
+ * session is told by `severed`. */
+static void tell_unreached(const struct peer *p)
+{
+    struct member *m = p->member;
+    if (p->stopping || m->heard_ns != 0 || strcmp(m->link_told, m->link_text) == 0)
+        return;
+    (void)snprintf(m->link_told, sizeof m->link_told, "%s", m->link_text);
+    log_warn("the coordinator %s at %s is not reachable, and is tried again: %s",
+             coordinator(p)->name, coordinator(p)->address, m->link_text);
+}
+
 static void on_down(struct rpc_link *l, void *arg, const char *text)
 {
     struct peer *p = arg;
     (void)l;
     p->member->link_up = false;
     (void)snprintf(p->member->link_text, sizeof p->member->link_text, "%s", text);
+    tell_unreached(p);
 }
 
 static void on_closed(void *arg)

@@ -107,7 +107,7 @@ struct member {
     struct peer_strangers strangers; /* for the next beat */
     uint32_t lease_ms, beat_ms;      /* the coordinator's */
     uint8_t token[PEER_TOKEN_BYTES];
-    char why[PEER_WHY_BYTES], link_text[PEER_WHY_BYTES];
+    char why[PEER_WHY_BYTES], link_text[PEER_WHY_BYTES], link_told[PEER_WHY_BYTES];
     char text[2 * PEER_WHY_BYTES];
 };
 

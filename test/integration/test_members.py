@@ -214,6 +214,7 @@ class PassedOn(Case):
 
     def test_without_the_coordinator_it_is_unavailable(self):
         n1 = self.member("n1").start()
+        n1.wait_log(rf"warn .*the coordinator n0 at 127\.0\.0\.1:{self.port} is not reachable, and is tried again: .*refused")
         with refused(self, grpc.StatusCode.UNAVAILABLE, f"the coordinator n0 at 127.0.0.1:{self.port} is not reachable"):
             n1.admin().Versions(pb.VersionsRequest(model="m"), timeout=WAIT_S)
         n1.status()  # its own is told all the same
