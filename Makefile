@@ -384,13 +384,14 @@ deps:
 	scripts/deps
 
 # make install: programs, library, headers (C clients: reshard.h; reshard/ for clients in other languages), proto, settings.
-# DESTDIR and PREFIX as usual. Settings that are there already stay.
+# DESTDIR, PREFIX and SYSCONFDIR as usual. Settings that are there already stay.
 PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
 # Where Debian's Python finds the client under that prefix.
 PACKAGES ?= $(PREFIX)/lib/$(if $(filter /usr,$(PREFIX)),python3,$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/include/reshard \
-	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard $(DESTDIR)/etc/reshard
+	    $(DESTDIR)$(PREFIX)/share/reshard/samples $(DESTDIR)$(PREFIX)/share/doc/reshard $(DESTDIR)$(SYSCONFDIR)/reshard
 	install -m 755 $(BUILD)/reshardd $(BUILD)/reshardctl $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/libreshard.so $(DESTDIR)$(PREFIX)/lib/libreshard.so.0
 	ln -sf libreshard.so.0 $(DESTDIR)$(PREFIX)/lib/libreshard.so
@@ -398,9 +399,9 @@ install: all
 	install -m 644 daemon/memory/memory_socket.h kernels/fingerprint.h $(DESTDIR)$(PREFIX)/include/reshard
 	install -m 644 proto/reshard.proto proto/health.proto config/reshardd.conf $(DESTDIR)$(PREFIX)/share/reshard
 	install -m 644 config/samples/*.json $(DESTDIR)$(PREFIX)/share/reshard/samples
-	sed 's|/usr/local|$(PREFIX)|g' config/reshardd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
+	sed 's|/usr/local|$(PREFIX)|g; s|/etc/reshard|$(SYSCONFDIR)/reshard|g' config/reshardd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/reshardd.service
-	test -e $(DESTDIR)/etc/reshard/reshardd.conf || install -m 644 config/reshardd.conf $(DESTDIR)/etc/reshard
+	test -e $(DESTDIR)$(SYSCONFDIR)/reshard/reshardd.conf || install -m 644 config/reshardd.conf $(DESTDIR)$(SYSCONFDIR)/reshard
 	install -m 644 README.md config/FORMATS.md $(DESTDIR)$(PREFIX)/share/doc/reshard
 	install -d $(DESTDIR)$(PACKAGES)/reshard
 	install -m 644 client/python/reshard/*.py client/python/reshard/py.typed $(DESTDIR)$(PACKAGES)/reshard

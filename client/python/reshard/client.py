@@ -515,7 +515,7 @@ class Worker:
             if e is None:
                 raise errors.DeadlineExceeded(f"version {version} of {self.model} was not released in time")
             if e.type == "evicted":
-                raise errors.FailedPrecondition(f"{self.model}, rank {self.rank} was evicted: {e.reason}; attach again")
+                raise self._evicted(e)
             if e.type == "reattached":
                 lost = True
             elif e.version != version:
@@ -568,7 +568,7 @@ class Worker:
             if e is None:
                 continue
             if e.type == "evicted":
-                raise errors.FailedPrecondition(f"{self.model}, rank {self.rank} was evicted: {e.reason}; attach again")
+                raise self._evicted(e)
             if e.type == "ready_requested":
                 if not paused:
                     pause()
@@ -583,6 +583,10 @@ class Worker:
                     self.apply(e.version)
                 resume(e.version)
                 paused = False
+
+    def _evicted(self, event: Event) -> errors.Error:
+        remedy = "" if "attach" in event.reason else "; attach again"
+        return errors.FailedPrecondition(f"{self.model}, rank {self.rank} was evicted: {event.reason}{remedy}")
 
     def _verdict(self, event: Event, check) -> bool:
         try:
