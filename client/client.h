@@ -33,7 +33,9 @@ struct reshard_segment {
     struct queue queue; /* in client.segments */
     struct reshard_client *client;
     uint32_t kind; /* enum memory_segment_kind */
-    int fd;        /* -1: none */
+    int fd;        /* of a memfd; else -1 */
+    int *fds;      /* of a GPU's memory, as memory_socket.h has them; NULL: none */
+    uint32_t n_fds;
     void *data;
     uint64_t bytes;
     struct memory_device device; /* of a GPU's memory; `local` as of the newest link */

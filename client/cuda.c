@@ -1,8 +1,13 @@
 #include "client/cuda.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/mem.h"
 
 #include "base/banned.h"
 
@@ -144,74 +149,222 @@ static int uuid_text(const struct driver *v, int ordinal, char *ret, struct err 
     return 0;
 }
 
-/* Base, size and number of the allocation that p is in; the range must stay in it. */
-static int allocation_of(const struct driver *v, device_pointer p, uint64_t bytes,
-                         struct memory_device *ret, struct err *e)
+void segment_export_close(struct segment_export *x)
 {
-    device_pointer base = 0;
-    size_t n = 0;
-    unsigned long long number = 0;
-    int r = v->range(&base, &n, p);
-    if (r == OK)
-        r = v->attribute(&number, BUFFER_ID, p);
-    if (r != OK)
-        return said(v, r, RS_EINVAL, "the allocation of this pointer", e);
-    ret->offset = p - base;
-    ret->allocation_bytes = n;
-    ret->allocation = number;
-    if (bytes == 0 || bytes > n - ret->offset)
-        return err_set(e, RS_EINVAL,
-                       "segment: %llu bytes from %llu on leave the allocation of %zu bytes: hand "
-                       "over one segment for each allocation",
-                       (unsigned long long)bytes, (unsigned long long)ret->offset, n);
+    for (uint32_t i = 0; i < x->n_fds; i++)
+        if (x->fds[i] >= 0)
+            (void)close(x->fds[i]);
+    mem_free(x->fds);
+    x->fds = NULL;
+    x->n_fds = 0;
+}
+
+/* Takes fd, also on failure; -1 keeps a place. */
+static int fd_add(struct segment_export *x, int fd, struct err *e)
+{
+    if (x->fds == NULL)
+        x->fds = mem_alloc((MEMORY_MAX_PARTS + 1) * sizeof *x->fds);
+    if (x->fds == NULL) {
+        if (fd >= 0)
+            (void)close(fd);
+        return err_set(e, RS_ENOMEM, "segment: out of memory");
+    }
+    x->fds[x->n_fds++] = fd;
     return 0;
 }
 
-static int vmm_export(const struct driver *v, const void *p, int *ret_fd, struct err *e)
+/* What one cudaMalloc has allocated, or one cuMemMap has mapped. */
+struct mapping {
+    device_pointer base;
+    size_t bytes;
+};
+
+/* The one that p is in. */
+static int mapping_of(const struct driver *v, device_pointer p, struct mapping *ret, struct err *e)
+{
+    int r = v->range(&ret->base, &ret->bytes, p);
+    if (r == OK && ret->base <= p && p - ret->base < ret->bytes)
+        return 0;
+    return r != OK
+               ? said(v, r, RS_EINVAL, "the allocation of this pointer", e)
+               : err_set(e, RS_EINVAL, "segment: the driver does not know what is at 0x%llx", p);
+}
+
+static int number_of(const struct driver *v, device_pointer p, uint64_t *ret, struct err *e)
+{
+    unsigned long long number = 0;
+    int r = v->attribute(&number, BUFFER_ID, p);
+    *ret = number;
+    return r == OK ? 0 : said(v, r, RS_EINVAL, "the number of this pointer's allocation", e);
+}
+
+/* Of VMM memory. With the address, so that mappings of one reservation are told apart whatever the driver numbers. */
+static int vmm_number_of(const struct driver *v, const struct mapping *m, uint64_t *ret,
+                         struct err *e)
+{
+    int r = number_of(v, m->base, ret, e);
+    *ret = (*ret ^ m->base * UINT64_C(0x9e3779b97f4a7c15)) | 1;
+    return r;
+}
+
+static int vmm_export(const struct driver *v, const struct mapping *m, struct segment_export *x,
+                      struct err *e)
 {
     device_pointer handle;
-    int r = v->vmm_retain(&handle, p);
+    int fd = -1;
+    int r = v->vmm_retain(&handle, (const void *)(uintptr_t)m->base);
     if (r != OK)
         return err_set(
             e, RS_EINVAL,
             "segment: this GPU memory can't be handed over: it has no CUDA IPC handle and "
             "is no VMM allocation (a pool's, cudaMallocAsync?): use cudaMalloc, or VMM "
             "memory that is made to be exported");
-    r = v->vmm_export(ret_fd, handle, POSIX_FILE_DESCRIPTOR, 0);
+    r = v->vmm_export(&fd, handle, POSIX_FILE_DESCRIPTOR, 0);
     (void)v->vmm_release(handle);
-    return r == OK ? 0
+    return r == OK ? fd_add(x, fd, e)
                    : said(v, r, RS_EINVAL,
                           "exporting a VMM allocation (was it made with "
                           "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR?)",
                           e);
 }
 
+/* --- several VMM allocations ----------------------------------------------------------------------- */
+
+/* The sealed memfd that goes first. */
+static int table_write(const struct memory_part *parts, uint32_t n, int *ret_fd, struct err *e)
+{
+    size_t bytes = n * sizeof *parts;
+    int fd = memfd_create("reshard-parts", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && write(fd, parts, bytes) == (ssize_t)bytes &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {
+        *ret_fd = fd;
+        return 0;
+    }
+    if (fd >= 0)
+        (void)close(fd);
+    return err_set(e, RS_EIO, "segment: a memfd of %zu bytes can't be made", bytes);
+}
+
+/* The mappings that cover p … p + bytes, each beginning where the one before it ends; the first is known. */
+static int mappings_walk(const struct driver *v, const struct mapping *first, device_pointer end,
+                         struct mapping *ret, uint32_t *ret_n, struct err *e)
+{
+    struct mapping m = *first;
+    uint32_t n = 0;
+    for (;;) {
+        if (n == MEMORY_MAX_PARTS)
+            return err_set(e, RS_EINVAL,
+                           "segment: it lies over more than %d VMM allocations: hand over several "
+                           "segments, each "
+                           "of fewer (with torch, a smaller tensor for each), or allocate it "
+                           "without expandable_segments",
+                           MEMORY_MAX_PARTS);
+        ret[n++] = m;
+        device_pointer next = m.base + m.bytes;
+        if (end <= next)
+            break;
+        struct err no = {0};
+        if (mapping_of(v, next, &m, &no) != 0 || m.base != next)
+            return err_set(
+                e, RS_EINVAL,
+                "segment: it leaves the VMM memory that is mapped there, which ends at 0x%llx, "
+                "%llu bytes before it",
+                next, (unsigned long long)(end - next));
+    }
+    *ret_n = n;
+    return 0;
+}
+
+static int part_export(const struct driver *v, const struct mapping *m, struct segment_export *x,
+                       struct memory_part *ret, struct err *e)
+{
+    int ordinal = -1;
+    int r = v->attribute(&ordinal, DEVICE_ORDINAL, m->base);
+    if (r != OK)
+        return said(v, r, RS_EINVAL, "the device of a VMM allocation", e);
+    if (ordinal != x->ordinal)
+        return err_set(e, RS_EINVAL,
+                       "segment: it begins on GPU %d and goes on on GPU %d: hand over one for each",
+                       x->ordinal, ordinal);
+    ret->bytes = m->bytes;
+    r = vmm_number_of(v, m, &ret->allocation, e);
+    return r == 0 ? vmm_export(v, m, x, e) : r;
+}
+
+static int parts_export(const struct driver *v, const struct mapping *first, device_pointer end,
+                        struct segment_export *x, struct err *e)
+{
+    struct mapping mappings[MEMORY_MAX_PARTS];
+    struct memory_part parts[MEMORY_MAX_PARTS];
+    uint32_t n = 0;
+    int table = -1;
+    int r = mappings_walk(v, first, end, mappings, &n, e);
+    if (r == 0) /* it goes first; written when all is known */
+        r = fd_add(x, -1, e);
+    x->kind = MEMORY_SEGMENT_CUDA_VMM_PARTS;
+    x->device.allocation_bytes = 0;
+    x->device.allocation = 0;
+    for (uint32_t i = 0; r == 0 && i < n; i++) {
+        r = part_export(v, &mappings[i], x, &parts[i], e);
+        x->device.allocation_bytes += mappings[i].bytes;
+    }
+    if (r == 0)
+        r = table_write(parts, n, &table, e);
+    if (r == 0)
+        x->fds[0] = table;
+    return r;
+}
+
+/* --- one pointer ----------------------------------------------------------------------------------- */
+
+static int ipc_export(const struct driver *v, const struct mapping *m, uint64_t bytes,
+                      struct segment_export *x, struct err *e)
+{
+    x->kind = MEMORY_SEGMENT_CUDA_IPC;
+    if (bytes > m->bytes - x->device.offset)
+        return err_set(e, RS_EINVAL,
+                       "segment: %llu bytes from %llu on leave the allocation of %zu bytes: hand "
+                       "over one segment for each allocation",
+                       (unsigned long long)bytes, (unsigned long long)x->device.offset, m->bytes);
+    int r = number_of(v, m->base, &x->device.allocation, e);
+    if (r != 0)
+        return r;
+    int result = v->ipc_handle(x->device.handle, m->base);
+    return result == OK ? 0 : said(v, result, RS_EINVAL, "this memory's IPC handle", e);
+}
+
 static int export_in_context(const struct driver *v, const void *pointer, uint64_t bytes,
                              struct segment_export *x, struct err *e)
 {
     device_pointer p = (device_pointer)(uintptr_t)pointer;
+    struct mapping m = {0};
     int capable = 0;
-    int r = allocation_of(v, p, bytes, &x->device, e);
+    int r = mapping_of(v, p, &m, e);
     if (r == 0)
         r = uuid_text(v, x->ordinal, x->device.name, e);
     if (r != 0)
         return r;
+    if (bytes == 0 || bytes > UINT64_MAX - p)
+        return err_set(e, RS_EINVAL, "segment: %llu bytes of GPU memory at %p",
+                       (unsigned long long)bytes, pointer);
+    x->device.offset = p - m.base;
+    x->device.allocation_bytes = m.bytes;
     int result = v->attribute(&capable, IS_LEGACY_IPC_CAPABLE, p);
     if (result != OK)
         return said(v, result, RS_EINVAL, "whether this memory has an IPC handle", e);
-    if (!capable) {
-        x->kind = MEMORY_SEGMENT_CUDA_VMM;
-        return vmm_export(v, pointer, &x->fd, e);
-    }
-    x->kind = MEMORY_SEGMENT_CUDA_IPC;
-    result = v->ipc_handle(x->device.handle, p - x->device.offset);
-    return result == OK ? 0 : said(v, result, RS_EINVAL, "this memory's IPC handle", e);
+    if (capable)
+        return ipc_export(v, &m, bytes, x, e);
+    if (bytes > m.bytes - x->device.offset)
+        return parts_export(v, &m, p + bytes, x, e);
+    x->kind = MEMORY_SEGMENT_CUDA_VMM;
+    r = vmm_number_of(v, &m, &x->device.allocation, e);
+    return r == 0 ? vmm_export(v, &m, x, e) : r;
 }
 
 int cuda_export(const void *pointer, uint64_t bytes, struct segment_export *ret, struct err *e)
 {
     struct driver v;
-    struct segment_export x = {.fd = -1, .data = (void *)(uintptr_t)pointer};
+    struct segment_export x = {.data = (void *)(uintptr_t)pointer};
     unsigned type = 0;
     device_pointer p = (device_pointer)(uintptr_t)pointer;
     int r = driver_open(&v, e);
@@ -230,5 +383,7 @@ int cuda_export(const void *pointer, uint64_t bytes, struct segment_export *ret,
     context_leave(&v, x.ordinal);
     if (r == 0)
         *ret = x;
+    else
+        segment_export_close(&x);
     return r;
 }

@@ -62,23 +62,24 @@ static int wait_for(int fd, short events, uint64_t deadline_ns, struct err *e)
 
 /* ---- records of the memory socket ---- */
 
-static int record_send(int socket_fd, const struct memory_record *record, int fd,
-                       uint64_t deadline_ns, struct err *e)
+static int record_send(int socket_fd, const struct memory_record *record, const int *fds,
+                       uint32_t n_fds, uint64_t deadline_ns, struct err *e)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)record, .iov_len = sizeof *record};
     union {
-        char bytes[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE((MEMORY_MAX_PARTS + 1) * sizeof(int))];
         struct cmsghdr align;
     } control = {0};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
+    rs_assert(n_fds <= MEMORY_MAX_PARTS + 1);
+    if (n_fds > 0) {
         m.msg_control = control.bytes;
-        m.msg_controllen = sizeof control.bytes;
+        m.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
     }
     for (;;) {
         ssize_t n = sendmsg(socket_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -121,14 +122,14 @@ static int record_receive(int socket_fd, struct memory_record *ret, uint64_t dea
 
 /* One request and the reply that carries its number; older replies (their callers gave up) are
  * passed over. */
-static int record_exchange(struct link *l, struct memory_record *record, int fd,
-                           uint64_t deadline_ns, struct err *e)
+static int record_exchange(struct link *l, struct memory_record *record, const int *fds,
+                           uint32_t n_fds, uint64_t deadline_ns, struct err *e)
 {
     pthread_mutex_lock(&l->memory_mutex);
     record->magic = MEMORY_SOCKET_MAGIC;
     record->request = ++l->next_request;
     struct memory_record reply;
-    int r = record_send(l->memory_fd, record, fd, deadline_ns, e);
+    int r = record_send(l->memory_fd, record, fds, n_fds, deadline_ns, e);
     do {
         if (r == 0)
             r = record_receive(l->memory_fd, &reply, deadline_ns, e);
@@ -151,19 +152,19 @@ int link_segment_add(struct link *l, int fd, uint64_t bytes, uint64_t deadline_n
 {
     struct memory_record record = {
         .type = MEMORY_SEGMENT, .kind = MEMORY_SEGMENT_MEMFD, .writable = 1, .bytes = bytes};
-    int r = record_exchange(l, &record, fd, deadline_ns, e);
+    int r = record_exchange(l, &record, &fd, 1, deadline_ns, e);
     if (r == 0)
         *ret_segment = record.segment;
     return r;
 }
 
 int link_device_segment_add(struct link *l, uint32_t kind, const struct memory_device *device,
-                            int fd, uint64_t bytes, uint64_t deadline_ns, uint64_t *ret_segment,
-                            uint32_t *ret_local, struct err *e)
+                            const int *fds, uint32_t n_fds, uint64_t bytes, uint64_t deadline_ns,
+                            uint64_t *ret_segment, uint32_t *ret_local, struct err *e)
 {
     struct memory_record record = {
         .type = MEMORY_SEGMENT, .kind = kind, .writable = 1, .bytes = bytes, .device = *device};
-    int r = record_exchange(l, &record, fd, deadline_ns, e);
+    int r = record_exchange(l, &record, fds, n_fds, deadline_ns, e);
     if (r == 0) {
         *ret_segment = record.segment;
         *ret_local = record.device.local;
@@ -174,7 +175,7 @@ int link_device_segment_add(struct link *l, uint32_t kind, const struct memory_d
 int link_segment_drop(struct link *l, uint64_t segment, uint64_t deadline_ns, struct err *e)
 {
     struct memory_record record = {.type = MEMORY_SEGMENT_DROP, .segment = segment};
-    return record_exchange(l, &record, -1, deadline_ns, e);
+    return record_exchange(l, &record, NULL, 0, deadline_ns, e);
 }
 
 /* ---- life ---- */
@@ -212,7 +213,7 @@ static int hello(struct link *l, char ret_token[MEMORY_SOCKET_TOKEN_BYTES], uint
 {
     struct memory_record record = {
         .magic = MEMORY_SOCKET_MAGIC, .type = MEMORY_HELLO, .protocol = MEMORY_SOCKET_PROTOCOL};
-    int r = record_send(l->memory_fd, &record, -1, deadline_ns, e);
+    int r = record_send(l->memory_fd, &record, NULL, 0, deadline_ns, e);
     if (r == 0)
         r = record_receive(l->memory_fd, &record, deadline_ns, e);
     if (r != 0)

@@ -28,11 +28,11 @@ uint64_t link_incarnation(const struct link *l); /* the daemon's start */
  * code and text; RS_EUNAVAIL where the socket broke. */
 int link_segment_add(struct link *l, int fd, uint64_t bytes, uint64_t deadline_ns,
                      uint64_t *ret_segment, struct err *e);
-/* Memory of a GPU: `kind` of enum memory_segment_kind, fd -1 where it has none. *ret_local: the node's
- * number of the device. */
+/* Memory of a GPU: `kind` of enum memory_segment_kind, with its n_fds descriptors (at most MEMORY_MAX_PARTS + 1).
+ * *ret_local: the node's number of the device. */
 int link_device_segment_add(struct link *l, uint32_t kind, const struct memory_device *device,
-                            int fd, uint64_t bytes, uint64_t deadline_ns, uint64_t *ret_segment,
-                            uint32_t *ret_local, struct err *e);
+                            const int *fds, uint32_t n_fds, uint64_t bytes, uint64_t deadline_ns,
+                            uint64_t *ret_segment, uint32_t *ret_local, struct err *e);
 int link_segment_drop(struct link *l, uint64_t segment, uint64_t deadline_ns, struct err *e);
 
 /* Whether the daemon's end of the memory socket is still there. Marks the link lost where not. */

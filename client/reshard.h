@@ -121,12 +121,14 @@ RESHARD_API int reshard_segment_adopt(struct reshard_client *client, int fd, uin
 
 /* Hands over `bytes` of GPU memory from `device_pointer` on: any part of one allocation of this
  * process, of cudaMalloc or of the VMM API; the daemon maps all of the allocation once, whatever number
- * of segments it has. The memory stays the caller's, who must not free or remap it before
- * reshard_segment_free (or reshard_close) has returned: then the daemon has let it go. Loads the CUDA
- * driver (libcuda.so.1) at run time. RESHARD_EPRECOND: it is not there, the daemon's backend is not
+ * of segments it has. VMM memory may also go on over up to 252 allocations that are mapped one behind
+ * the other, as a tensor in torch's expandable segments does. The memory stays the caller's, who must
+ * not free or remap it before reshard_segment_free (or reshard_close) has returned: then the daemon has
+ * let it go. Loads the CUDA driver (libcuda.so.1) at run time. RESHARD_EPRECOND: it is not there, the daemon's backend is not
  * cuda, or the daemon is in another pid namespace (cudaMalloc's memory); RESHARD_EINVAL: no GPU memory,
- * memory of a kind that can't be exported (a pool's; managed), or more than one allocation: hand over
- * one segment for each; RESHARD_ENOTFOUND: on a GPU that is none of the daemon's. */
+ * memory of a kind that can't be exported (a pool's; managed), more than one allocation of cudaMalloc, or
+ * more of the VMM API than that: hand over several segments; RESHARD_ENOTFOUND: on a GPU that is none
+ * of the daemon's. */
 RESHARD_API int reshard_segment_cuda(struct reshard_client *client, const void *device_pointer,
                                      uint64_t bytes, uint32_t timeout_ms,
                                      struct reshard_segment **ret_segment, struct reshard_error *e);

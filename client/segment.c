@@ -87,6 +87,9 @@ static void segment_destroy(struct reshard_segment *s)
         munmap(s->data, s->bytes);
     if (s->fd >= 0)
         close(s->fd);
+    for (uint32_t i = 0; i < s->n_fds; i++)
+        close(s->fds[i]);
+    mem_free(s->fds);
     mem_free(s);
 }
 
@@ -94,8 +97,8 @@ int segment_add(struct link *l, struct reshard_segment *s, uint64_t deadline_ns,
 {
     if (s->kind == MEMORY_SEGMENT_MEMFD)
         return link_segment_add(l, s->fd, s->bytes, deadline_ns, &s->id, e);
-    return link_device_segment_add(l, s->kind, &s->device, s->fd, s->bytes, deadline_ns, &s->id,
-                                   &s->device.local, e);
+    return link_device_segment_add(l, s->kind, &s->device, s->fds, s->n_fds, s->bytes, deadline_ns,
+                                   &s->id, &s->device.local, e);
 }
 
 /* Takes fd, also on failure. */
@@ -165,8 +168,8 @@ static int device_name_take(struct memory_device *d, const char *name, struct er
     return 0;
 }
 
-/* Takes fd, also on failure. data, ordinal: NULL and -1 where this process does not know them. */
-static int device_segment_hand_over(struct reshard_client *c, const struct segment_export *x,
+/* Takes the descriptors, also on failure. data, ordinal: NULL and -1 where this process does not know them. */
+static int device_segment_hand_over(struct reshard_client *c, struct segment_export *x,
                                     uint64_t bytes, uint32_t timeout_ms,
                                     struct reshard_segment **ret, struct err *e)
 {
@@ -181,13 +184,14 @@ static int device_segment_hand_over(struct reshard_client *c, const struct segme
     else if ((s = mem_zalloc(sizeof *s)) == NULL)
         r = err_set(e, RS_ENOMEM, "segment: out of memory");
     if (r != 0) {
-        if (x->fd >= 0)
-            close(x->fd);
+        segment_export_close(x);
         return r;
     }
     *s = (struct reshard_segment){.client = c,
                                   .kind = x->kind,
-                                  .fd = x->fd,
+                                  .fd = -1,
+                                  .fds = x->fds,
+                                  .n_fds = x->n_fds,
                                   .data = x->data,
                                   .bytes = bytes,
                                   .device = x->device,
@@ -213,13 +217,27 @@ int reshard_segment_cuda(struct reshard_client *c, const void *device_pointer, u
     return client_give(e, r, &err);
 }
 
+/* A copy of the caller's. */
+static int vmm_fd_take(int fd, struct segment_export *x, struct err *e)
+{
+    if ((x->fds = mem_alloc(sizeof *x->fds)) == NULL)
+        return err_set(e, RS_ENOMEM, "segment: out of memory");
+    if ((x->fds[0] = fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0) {
+        x->n_fds = 1;
+        return 0;
+    }
+    int why = errno;
+    segment_export_close(x);
+    return err_set(e, RS_EINVAL, "segment: descriptor %d: %s", fd, strerror(why));
+}
+
 int reshard_segment_cuda_exported(struct reshard_client *c,
                                   const struct reshard_cuda_export *exported, uint64_t bytes,
                                   uint32_t timeout_ms, struct reshard_segment **ret_segment,
                                   struct reshard_error *e)
 {
     struct err err = {0};
-    struct segment_export x = {.kind = MEMORY_SEGMENT_CUDA_IPC, .fd = -1, .ordinal = -1};
+    struct segment_export x = {.kind = MEMORY_SEGMENT_CUDA_IPC, .ordinal = -1};
     int r = device_name_take(&x.device, exported->device, &err);
     x.device.offset = exported->offset_bytes;
     x.device.allocation_bytes = exported->allocation_bytes;
@@ -228,10 +246,8 @@ int reshard_segment_cuda_exported(struct reshard_client *c,
         memcpy(x.device.handle, exported->ipc_handle, sizeof x.device.handle);
     else
         x.kind = MEMORY_SEGMENT_CUDA_VMM;
-    if (r == 0 && exported->ipc_handle == NULL &&
-        (x.fd = fcntl(exported->vmm_fd, F_DUPFD_CLOEXEC, 0)) < 0)
-        r = err_set(&err, RS_EINVAL, "segment: descriptor %d: %s", exported->vmm_fd,
-                    strerror(errno));
+    if (r == 0 && exported->ipc_handle == NULL)
+        r = vmm_fd_take(exported->vmm_fd, &x, &err);
     if (r == 0)
         r = device_segment_hand_over(c, &x, bytes, timeout_ms, ret_segment, &err);
     return client_give(e, r, &err);

@@ -81,14 +81,21 @@ void device_unmap(struct device *d, void *p, size_t bytes);
 /* Memory of the device itself that another process owns, by what that one exported. */
 enum device_import_kind { DEVICE_IMPORT_IPC, DEVICE_IMPORT_VMM };
 enum { DEVICE_IPC_BYTES = 64 };
+/* Of VMM memory that is more than one allocation: one of them, all of it, mapped from its beginning. */
+struct device_import_part {
+    int fd; /* taken when all have been opened */
+    size_t bytes;
+};
 struct device_import {
     enum device_import_kind kind;
     const uint8_t *handle; /* IPC: DEVICE_IPC_BYTES */
     uint64_t generation;   /* IPC: equal handles of unequal generations are unequal memory */
     int fd;                /* VMM: taken on success */
-    size_t bytes;          /* the whole allocation's */
+    size_t bytes;          /* the whole allocation's, or all of the parts' */
+    const struct device_import_part *parts; /* VMM: these, one behind the other, instead of fd */
+    uint32_t n_parts;                       /* 0: there is fd */
 };
-/* Opened once per (handle, generation) and counted. RS_EPRECOND: the device has no memory of its own
+/* All of it, or nothing. IPC is opened once per (handle, generation) and counted. RS_EPRECOND: the device has no memory of its own
  * (host). RS_EINVAL: the owner is gone or has freed it, or it is smaller, on another device, or of a
  * kind that can't be had this way; the text says which, as far as it can be known. RS_EEXHAUSTED:
  * too many are open. */

@@ -81,6 +81,11 @@ int device_cuda_close_ipc(struct device *d, void *p, struct err *e);
 /* A CUDA VMM allocation by its descriptor (taken on success): torch's expandable segments, memory
  * that sleeps. `bytes` is the whole allocation's. */
 int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e);
+/* Several of them (their descriptors are taken on success, all together), one behind the other in one range: a tensor over some of torch's
+ * expandable segments. RS_EINVAL too: they are not `bytes` together. */
+int device_cuda_import_vmm_parts(struct device *d, const struct device_import_part *parts,
+                                 uint32_t n, size_t bytes, void **ret, struct err *e);
+/* Either. */
 int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e);
 
 #endif

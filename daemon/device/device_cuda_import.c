@@ -199,69 +199,195 @@ static bool give_rights(const struct device_cuda *c, const struct driver *v, CUd
     return v->access(p, bytes, access, n) == CUDA_SUCCESS;
 }
 
-int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e)
+/* The handle of one allocation, which must be on this GPU. */
+static int part_open(const struct device_cuda *c, const struct driver *v, int fd,
+                     CUmemGenericAllocationHandle *ret, struct err *e)
 {
-    struct device_cuda *c = cuda_of(d);
-    struct driver v;
-    CUmemGenericAllocationHandle handle;
-    CUdeviceptr p = 0;
-    int r = driver_open(&v, e);
-    if (r != 0)
-        return r;
-    if (cudaSetDevice(c->ordinal) != cudaSuccess)
-        return err_set(e, RS_EDEVICE, "CUDA device %u can't be chosen", d->local);
-    if (v.import(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
+    CUmemAllocationProp what;
+    if (v->import(ret, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
         CUDA_SUCCESS)
         return err_set(e, RS_EINVAL,
                        "CUDA device %u: the descriptor is no VMM allocation: export it with "
                        "cuMemExportToShareableHandle",
-                       d->local);
-    CUmemAllocationProp at;
-    if (v.properties(&at, handle) == CUDA_SUCCESS &&
-        at.location.type == CU_MEM_LOCATION_TYPE_DEVICE && at.location.id != c->ordinal) {
-        (void)v.release(handle);
-        return err_set(e, RS_EINVAL,
-                       "CUDA device %u (%s, GPU %d): the VMM allocation is on GPU %d: attach the "
-                       "worker with the device that its memory is on",
-                       d->local, c->uuid, c->ordinal, at.location.id);
-    }
-    bool reserved = v.reserve(&p, bytes, 0, 0, 0) == CUDA_SUCCESS;
-    bool mapped = reserved && v.map(p, bytes, 0, handle, 0) == CUDA_SUCCESS;
-    bool done = mapped && give_rights(c, &v, p, bytes);
-    (void)v.release(handle); /* the mapping holds the memory */
-    if (done) {
-        (void)close(fd);
-        *ret = (void *)(uintptr_t)p;
+                       c->base.local);
+    if (v->properties(&what, *ret) != CUDA_SUCCESS ||
+        what.location.type != CU_MEM_LOCATION_TYPE_DEVICE || what.location.id == c->ordinal)
         return 0;
-    }
-    if (mapped)
-        (void)v.unmap(p, bytes);
-    if (reserved)
-        (void)v.unreserve(p, bytes);
+    (void)v->release(*ret);
     return err_set(e, RS_EINVAL,
-                   "CUDA device %u: mapping %zu bytes of a VMM allocation: declare the size it was "
-                   "made with, and make it on this device",
-                   d->local, bytes);
+                   "CUDA device %u (%s, GPU %d): the VMM allocation is on GPU %d: attach the "
+                   "worker with the device that its memory is on",
+                   c->base.local, c->uuid, c->ordinal, what.location.id);
+}
+
+/* The first n parts. False: one can't be unmapped, nor then the range be given back. */
+static bool span_unmap(const struct driver *v, const struct open_span *s, uint32_t n)
+{
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)s->base;
+    for (uint32_t i = 0; i < n; i++) { /* one by one: a range is unmapped as it was mapped */
+        if (v->unmap(at, s->part_bytes[i]) != CUDA_SUCCESS)
+            return false;
+        at += s->part_bytes[i];
+    }
+    (void)v->unreserve((CUdeviceptr)(uintptr_t)s->base, s->bytes);
+    return true;
+}
+
+static int span_keep(struct device_cuda *c, struct open_span *s, struct err *e)
+{
+    pthread_mutex_lock(&c->mutex);
+    void *array = c->spans;
+    int r = mem_grow(&array, &c->spans_capacity, c->n_spans + 1, sizeof *c->spans);
+    c->spans = array;
+    if (r == 0)
+        c->spans[c->n_spans++] = s;
+    pthread_mutex_unlock(&c->mutex);
+    return r == 0 ? 0 : err_set(e, r, "CUDA device %u: out of memory", c->base.local);
+}
+
+/* All parts in one range of addresses, or none. */
+static int span_map(struct device_cuda *c, const struct driver *v,
+                    const CUmemGenericAllocationHandle *handles, struct open_span *s, struct err *e)
+{
+    CUdeviceptr base = 0, at;
+    uint32_t n = 0;
+    if (v->reserve(&base, s->bytes, 0, 0, 0) != CUDA_SUCCESS)
+        return err_set(e, RS_EINVAL,
+                       "CUDA device %u: no range of addresses for VMM memory of %zu bytes: "
+                       "declare the size it was made with",
+                       c->base.local, s->bytes);
+    s->base = (void *)(uintptr_t)base;
+    for (at = base;
+         n < s->n_parts && v->map(at, s->part_bytes[n], 0, handles[n], 0) == CUDA_SUCCESS;)
+        at += s->part_bytes[n++];
+    int r = 0;
+    if (n < s->n_parts)
+        r = err_set(e, RS_EINVAL,
+                    "CUDA device %u: mapping %zu bytes of VMM allocation %u of %u: declare the "
+                    "size it was made with, and make it on this device",
+                    c->base.local, s->part_bytes[n], n + 1, s->n_parts);
+    else if (!give_rights(c, v, base, s->bytes))
+        r = err_set(e, RS_EINVAL,
+                    "CUDA device %u: rights to %zu bytes of VMM memory: make it on this device",
+                    c->base.local, s->bytes);
+    if (r == 0)
+        r = span_keep(c, s, e);
+    if (r != 0 && !span_unmap(v, s, n)) /* memory that can't be let go: the process must */
+        device_cuda_fail(&c->base, "VMM memory that was opened in part can't be unmapped");
+    return r;
+}
+
+/* The mappings hold the memory then, not the handles. */
+static int span_open(struct device_cuda *c, const struct driver *v,
+                     const struct device_import_part *parts, struct open_span *s, struct err *e)
+{
+    CUmemGenericAllocationHandle *handles = mem_calloc(s->n_parts, sizeof *handles);
+    uint32_t n = 0;
+    int r = handles == NULL ? err_set(e, RS_ENOMEM, "VMM memory: out of memory") : 0;
+    while (r == 0 && n < s->n_parts) {
+        r = part_open(c, v, parts[n].fd, &handles[n], e);
+        if (r == 0)
+            n++;
+        else if (s->n_parts > 1)
+            (void)err_prefix(e, r, "VMM allocation %u of %u", n + 1, s->n_parts);
+    }
+    if (r == 0)
+        r = span_map(c, v, handles, s, e);
+    while (n > 0)
+        (void)v->release(handles[--n]);
+    mem_free(handles);
+    return r;
+}
+
+/* Their sizes; together they must be so many bytes. */
+static int span_new(const struct device_import_part *parts, uint32_t n, size_t bytes,
+                    struct open_span **ret, struct err *e)
+{
+    size_t all = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (parts[i].bytes == 0 || __builtin_add_overflow(all, parts[i].bytes, &all))
+            return err_set(e, RS_EINVAL, "VMM allocation %u of %u has %zu bytes", i + 1, n,
+                           parts[i].bytes);
+    if (n == 0 || all != bytes)
+        return err_set(e, RS_EINVAL, "%u VMM allocations of %zu bytes together, not %zu", n, all,
+                       bytes);
+    struct open_span *s = mem_zalloc(sizeof *s + n * sizeof s->part_bytes[0]);
+    if (s == NULL)
+        return err_set(e, RS_ENOMEM, "VMM memory: out of memory");
+    s->bytes = bytes;
+    s->n_parts = n;
+    for (uint32_t i = 0; i < n; i++)
+        s->part_bytes[i] = parts[i].bytes;
+    *ret = s;
+    return 0;
+}
+
+int device_cuda_import_vmm_parts(struct device *d, const struct device_import_part *parts,
+                                 uint32_t n, size_t bytes, void **ret, struct err *e)
+{
+    struct device_cuda *c = cuda_of(d);
+    struct driver v;
+    struct open_span *s = NULL;
+    int r = driver_open(&v, e);
+    if (r == 0 && cudaSetDevice(c->ordinal) != cudaSuccess)
+        r = err_set(e, RS_EDEVICE, "CUDA device %u can't be chosen", d->local);
+    if (r == 0)
+        r = span_new(parts, n, bytes, &s, e);
+    if (r == 0)
+        r = span_open(c, &v, parts, s, e);
+    if (r != 0) {
+        mem_free(s);
+        return r;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        (void)close(parts[i].fd);
+    *ret = s->base;
+    return 0;
+}
+
+int device_cuda_import_vmm(struct device *d, int fd, size_t bytes, void **ret, struct err *e)
+{
+    struct device_import_part one = {.fd = fd, .bytes = bytes};
+    return device_cuda_import_vmm_parts(d, &one, 1, bytes, ret, e);
+}
+
+/* What was opened there, no longer the device's; NULL: nothing was. */
+static struct open_span *span_take(struct device_cuda *c, const void *p, size_t bytes)
+{
+    struct open_span *s = NULL;
+    pthread_mutex_lock(&c->mutex);
+    for (size_t i = 0; i < c->n_spans && s == NULL; i++)
+        if (c->spans[i]->base == p && c->spans[i]->bytes == bytes) {
+            s = c->spans[i];
+            c->spans[i] = c->spans[--c->n_spans];
+        }
+    pthread_mutex_unlock(&c->mutex);
+    return s;
 }
 
 int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e)
 {
+    struct device_cuda *c = cuda_of(d);
     struct driver v;
     int r = driver_open(&v, e);
     if (r == 0)
         r = device_cuda_use(d, e);
     if (r != 0)
         return r;
-    if (v.unmap((CUdeviceptr)(uintptr_t)p, bytes) != CUDA_SUCCESS)
-        return err_set(e, RS_ENOTFOUND, "CUDA device %u: no VMM mapping at this address", d->local);
-    (void)v.unreserve((CUdeviceptr)(uintptr_t)p, bytes);
-    return 0;
+    struct open_span *s = span_take(c, p, bytes);
+    bool done = s != NULL && span_unmap(&v, s, s->n_parts);
+    mem_free(s);
+    return done ? 0
+                : err_set(e, RS_ENOTFOUND, "CUDA device %u: no VMM mapping at this address",
+                          d->local);
 }
 
 int cuda_import(struct device *d, const struct device_import *from, void **ret, struct err *e)
 {
     if (from->kind == DEVICE_IMPORT_IPC)
         return device_cuda_import_ipc(d, from->handle, from->generation, from->bytes, ret, e);
+    if (from->n_parts > 0)
+        return device_cuda_import_vmm_parts(d, from->parts, from->n_parts, from->bytes, ret, e);
     return device_cuda_import_vmm(d, from->fd, from->bytes, ret, e);
 }
 
@@ -279,4 +405,7 @@ void cuda_import_close_all(struct device_cuda *c)
     for (size_t i = 0; i < c->n_handles; i++)
         (void)cudaIpcCloseMemHandle(c->handles[i].base);
     mem_free(c->handles);
+    while (c->n_spans > 0)
+        (void)device_cuda_close_vmm(&c->base, c->spans[0]->base, c->spans[0]->bytes, NULL);
+    mem_free(c->spans);
 }

@@ -6,7 +6,7 @@
  *
  * Threads: each stream's own hands items to CUDA; CUDA's own thread runs sums_land. Locks: a
  * stream's guard its queue and its sum blocks, an event's its counters, the device's the sticky
- * error and the open handles; an event's may be held while CUDA is called, none while another of
+ * error, the open handles and spans; an event's may be held while CUDA is called, none while another of
  * ours is taken. */
 #ifndef RS_DEVICE_DEVICE_CUDA_PRIVATE_H
 #define RS_DEVICE_DEVICE_CUDA_PRIVATE_H
@@ -28,6 +28,14 @@ struct open_handle {
     uint32_t n_users;
 };
 
+/* VMM memory as it was mapped, which is how it must be unmapped. */
+struct open_span {
+    void *base;
+    size_t bytes;
+    uint32_t n_parts;
+    size_t part_bytes[];
+};
+
 struct device_cuda {
     struct device base;
     struct device_cuda_options options;
@@ -42,6 +50,8 @@ struct device_cuda {
     struct err error;
     struct open_handle *handles;
     size_t n_handles, handles_capacity;
+    struct open_span **spans;
+    size_t n_spans, spans_capacity;
 };
 
 /* The fingerprints of one launch on their way back. */

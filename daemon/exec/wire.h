@@ -9,7 +9,7 @@
  *
  *   control → data plane               data plane → control
  *   HELLO   devices, ring, backend     READY (data port, what GPUs there are) | FAILED
- *   MAP     worker, segment [+ fd]     MAPPED (code)
+ *   MAP     worker, segment [+ fds]    MAPPED (code)
  *   BIND    worker, memory + 2 fds     BOUND (code)
  *   UNBIND  worker                     UNBOUND, once nothing of it is in flight or mapped
  *   PUBLISH worker [+ fd program]      PUBLISHED + fd: u64 fingerprint per tensor of its layout
@@ -40,10 +40,10 @@
 #include "base/err.h"
 #include "base/random.h"
 
-#define WIRE_PROTOCOL UINT32_C(4)
+#define WIRE_PROTOCOL UINT32_C(5)
 enum {
     WIRE_MAX_BYTES = 64 * 1024,
-    WIRE_MAX_FDS = 6,
+    WIRE_MAX_FDS = 252, /* the kernel's most is 253: one more can be told from all that are ours */
     WIRE_TEXT_BYTES = 1024,
     WIRE_ADDRESS_BYTES = 64,
     WIRE_NAME_BYTES = 64,
@@ -157,9 +157,15 @@ struct wire_ready_device {
     int32_t numa_node; /* that its pinned memory is asked for from; -1: none */
 };
 
-enum wire_segment_kind { WIRE_SEGMENT_MEMFD, WIRE_SEGMENT_CUDA_IPC, WIRE_SEGMENT_CUDA_VMM };
+enum wire_segment_kind {
+    WIRE_SEGMENT_MEMFD,
+    WIRE_SEGMENT_CUDA_IPC,
+    WIRE_SEGMENT_CUDA_VMM,
+    WIRE_SEGMENT_CUDA_VMM_PARTS
+};
 
-/* With one descriptor; with none of kind CUDA_IPC. */
+/* With one descriptor; with none of kind CUDA_IPC; of kind CUDA_VMM_PARTS with one for each VMM allocation, in the order of
+ * their addresses, and behind this u64 [their number]: the bytes of each, allocation_bytes together. */
 struct wire_map {
     uint64_t bytes;
     uint32_t segment; /* the worker's own number */

@@ -92,11 +92,25 @@ static void worker_tidy(struct plane *p, uint64_t id)
         worker_free(p, w);
 }
 
-/* Maps what the worker's descriptor or handle stands for; the descriptor is taken on success. */
-static int map_memory(struct plane *p, uint64_t worker, const struct wire_map *m, int fd,
+/* Each descriptor of a MAP with its allocation's size. */
+static void parts_of(const struct wire_packet *packet, struct device_import_part *ret)
+{
+    const char *sizes = (const char *)packet->body + sizeof(struct wire_map);
+    for (uint32_t i = 0; i < packet->n_fds; i++) {
+        uint64_t bytes;
+        memcpy(&bytes, sizes + i * sizeof bytes, sizeof bytes);
+        ret[i] = (struct device_import_part){.fd = packet->fds[i], .bytes = bytes};
+    }
+}
+
+/* Maps what the worker's descriptors or handle stand for; the descriptors are taken on success. */
+static int map_memory(struct plane *p, const struct wire_packet *packet, const struct wire_map *m,
                       struct err *e)
 {
     struct device *d = p->devices[m->device].device;
+    struct device_import_part parts[WIRE_MAX_FDS];
+    uint64_t worker = packet->header.worker;
+    int fd = packet->n_fds > 0 ? packet->fds[0] : -1;
     if (m->kind == WIRE_SEGMENT_MEMFD)
         return segment_table_map(p->segments, d, worker, m->segment, fd, m->bytes, m->writable != 0,
                                  e);
@@ -106,6 +120,11 @@ static int map_memory(struct plane *p, uint64_t worker, const struct wire_map *m
                                  .generation = m->generation,
                                  .fd = fd,
                                  .bytes = m->allocation_bytes};
+    if (m->kind == WIRE_SEGMENT_CUDA_VMM_PARTS) {
+        parts_of(packet, parts);
+        from.parts = parts;
+        from.n_parts = packet->n_fds;
+    }
     return segment_table_import(p->segments, d, worker, m->segment, &from, m->offset, m->bytes, e);
 }
 
@@ -128,11 +147,10 @@ static int map_segment(struct plane *p, struct wire_packet *packet, const struct
     w->segments = segments;
     if (m->segment >= n)
         memset(&w->segments[n], 0, (m->segment + 1U - n) * sizeof(*w->segments));
-    r = map_memory(p, w->id, m, packet->n_fds > 0 ? packet->fds[0] : -1, e);
+    r = map_memory(p, packet, m, e);
     if (r < 0)
         return r;
-    if (packet->n_fds > 0)
-        packet->fds[0] = -1; /* taken */
+    packet->n_fds = 0; /* taken */
     w->segments[m->segment] =
         (struct worker_segment){m->bytes, true, m->writable != 0, m->kind != WIRE_SEGMENT_MEMFD};
     if (m->segment >= n)
@@ -140,17 +158,28 @@ static int map_segment(struct plane *p, struct wire_packet *packet, const struct
     return 0;
 }
 
+/* Whether a MAP has as much of everything as its kind says. */
+static bool map_is_whole(const struct wire_packet *packet, struct wire_map *ret)
+{
+    memset(ret, 0, sizeof *ret);
+    if (packet->header.body_bytes < sizeof *ret)
+        return false;
+    memcpy(ret, packet->body, sizeof *ret);
+    size_t table = packet->header.body_bytes - sizeof *ret;
+    if (ret->kind == WIRE_SEGMENT_CUDA_VMM_PARTS)
+        return packet->n_fds > 0 && table == packet->n_fds * sizeof(uint64_t);
+    return table == 0 && ret->kind <= WIRE_SEGMENT_CUDA_VMM &&
+           packet->n_fds == (ret->kind == WIRE_SEGMENT_CUDA_IPC ? 0U : 1U);
+}
+
 void worker_map(struct plane *p, struct wire_packet *packet)
 {
     struct err e = {0};
     struct wire_map m;
     int r;
-    memset(&m, 0, sizeof(m));
-    if (packet->header.body_bytes == sizeof(m))
-        memcpy(&m, packet->body, sizeof(m));
-    if (packet->header.body_bytes != sizeof(m) || m.kind > WIRE_SEGMENT_CUDA_VMM ||
-        packet->n_fds != (m.kind == WIRE_SEGMENT_CUDA_IPC ? 0U : 1U))
-        r = err_set(&e, RS_EPROTO, "MAP needs its body, and one descriptor or a handle");
+    if (!map_is_whole(packet, &m))
+        r = err_set(&e, RS_EPROTO,
+                    "MAP needs its body, and one descriptor, or one for each size, or a handle");
     else
         r = map_segment(p, packet, &m, &e);
     if (r < 0) {

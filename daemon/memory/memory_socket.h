@@ -24,8 +24,16 @@
  *
  * Memory of a GPU is handed over as what its owner exports: a CUDA IPC handle (of cudaMalloc's
  * memory), or the descriptor of a VMM allocation (cuMemExportToShareableHandle; for memory that has
- * no handle: torch's expandable segments, memory that sleeps). One segment per allocation, or per
- * part of one: `offset` and `bytes` say which. The daemon opens each allocation once and closes it
+ * no handle: memory that sleeps, torch's expandable segments). One segment per allocation, or per
+ * part of one: `offset` and `bytes` say which. VMM memory that goes on over several allocations, mapped
+ * one behind the other (torch's expandable segments: 20 MiB each), is one segment of kind
+ * CUDA_VMM_PARTS: the first descriptor that comes with it is a memfd with a struct memory_part for each
+ * allocation, in the order of their addresses, sealed against shrinking, growing and writing; then
+ * comes each one's descriptor, in that order, all in one message; `allocation_bytes` is what they are
+ * together, and `offset` counts from the first one's beginning. At most MEMORY_MAX_PARTS, as
+ * SCM_RIGHTS takes 253 descriptors. An allocation is mapped from its beginning (cuMemMap takes no other
+ * offset). Kind 4 came to protocol 1 later than the others: an older daemon refuses it by its number, and what
+ * older clients send is taken as ever. The daemon opens each allocation once and closes it
  * before it answers a SEGMENT_DROP: free the memory after that answer, never before it. It must be
  * on a device of the daemon (backend = cuda), and on the one that the worker attaches with. */
 #ifndef RS_MEMORY_MEMORY_SOCKET_H
@@ -48,7 +56,16 @@ enum memory_record_type {
 enum memory_segment_kind {
     MEMORY_SEGMENT_MEMFD = 1,
     MEMORY_SEGMENT_CUDA_IPC, /* no descriptor; the client in the daemon's pid namespace */
-    MEMORY_SEGMENT_CUDA_VMM
+    MEMORY_SEGMENT_CUDA_VMM,
+    MEMORY_SEGMENT_CUDA_VMM_PARTS
+};
+
+enum { MEMORY_MAX_PARTS = 252 };
+
+/* One VMM allocation of several that lie one behind the other. */
+struct memory_part {
+    uint64_t bytes;      /* that are mapped: all of it, or of its beginning */
+    uint64_t allocation; /* as memory_device.allocation; 0: none */
 };
 
 enum { MEMORY_DEVICE_NAME_BYTES = 48, MEMORY_DEVICE_HANDLE_BYTES = 64 };
@@ -61,7 +78,8 @@ struct memory_device {
     uint64_t allocation_bytes; /* all of it */
     /* The client's number of the allocation, which it never gives to another one, also where that
      * comes to lie at the same address (CU_POINTER_ATTRIBUTE_BUFFER_ID). Equal numbers of a client
-     * are the same memory. 0: none; then each VMM segment counts as memory of its own. */
+     * are the same memory. 0: none; then each VMM segment counts as memory of its own. Of
+     * CUDA_VMM_PARTS each part has its own, and this is 0. */
     uint64_t allocation;
     uint32_t local; /* SEGMENT_REPLY: the node's number of the device, for Attach */
     uint32_t reserved;

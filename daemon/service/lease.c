@@ -38,22 +38,40 @@ static void lease_unmapped(struct lease *l)
 static void on_bind_step(struct link_request *r, int code, struct wire_packet *packet,
                          const struct err *e);
 
+static uint32_t wire_kind(uint32_t kind)
+{
+    return kind == MEMORY_SEGMENT_CUDA_IPC         ? WIRE_SEGMENT_CUDA_IPC
+           : kind == MEMORY_SEGMENT_CUDA_VMM       ? WIRE_SEGMENT_CUDA_VMM
+           : kind == MEMORY_SEGMENT_CUDA_VMM_PARTS ? WIRE_SEGMENT_CUDA_VMM_PARTS
+                                                   : WIRE_SEGMENT_MEMFD;
+}
+
 static int map_send(struct lease *l, uint32_t i, struct err *e)
 {
     const struct segment *s = l->segments[i];
+    const bool in_parts = s->kind == MEMORY_SEGMENT_CUDA_VMM_PARTS;
+    uint64_t part_bytes[MEMORY_MAX_PARTS];
+    _Static_assert((int)MEMORY_MAX_PARTS <= (int)WIRE_MAX_FDS,
+                   "a MAP takes all that a client hands over");
     struct wire_map body = {
         .bytes = s->bytes, .segment = i, .device = l->device, .writable = s->writable};
     if (s->kind != MEMORY_SEGMENT_MEMFD) {
-        body.kind =
-            s->kind == MEMORY_SEGMENT_CUDA_IPC ? WIRE_SEGMENT_CUDA_IPC : WIRE_SEGMENT_CUDA_VMM;
+        body.kind = wire_kind(s->kind);
         body.offset = s->device.offset;
         body.allocation_bytes = s->device.allocation_bytes;
         body.generation = s->device.allocation;
         memcpy(body.handle, s->device.handle, sizeof body.handle);
     }
     struct wire_header h = {.type = WIRE_MAP, .model = l->model->id, .worker = l->id};
-    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, NULL, 0, &s->fd,
-                       s->fd >= 0 ? 1 : 0, l->service->config->memory_timeout_ms, e);
+    for (uint32_t k = 0; in_parts && k < s->n_parts; k++)
+        part_bytes[k] = s->parts[k].bytes;
+    return link_submit(l->service->link, &l->bind, h, &body, sizeof body, part_bytes,
+                       in_parts ? s->n_parts * sizeof *part_bytes : 0,
+                       in_parts ? s->part_fds : &s->fd,
+                       in_parts     ? s->n_parts
+                       : s->fd >= 0 ? 1
+                                    : 0,
+                       l->service->config->memory_timeout_ms, e);
 }
 
 static int bind_send(struct lease *l, enum wire_memory memory, struct err *e)

@@ -20,7 +20,7 @@
 
 #include "base/banned.h"
 
-enum { BACKLOG = 128, ACCEPT_PAUSE_MS = 200, MAX_FDS_PER_MESSAGE = 4 };
+enum { BACKLOG = 128, ACCEPT_PAUSE_MS = 200, MAX_FDS = MEMORY_MAX_PARTS + 1 };
 
 struct connection {
     struct memory_client client; /* what others see */
@@ -31,9 +31,12 @@ struct connection {
     int socket;
     int pidfd; /* -1: the kernel has none */
     uv_poll_t poll, process;
-    unsigned n_open; /* handles that are not closed yet */
-    size_t n_read;   /* bytes of `record` so far */
-    int fd;          /* came with the record that is being read; -1 */
+    unsigned n_open;  /* handles that are not closed yet */
+    size_t n_read;    /* bytes of `record` so far */
+    int fds[MAX_FDS]; /* came with the record that is being read, by one message */
+    uint32_t n_fds;
+    bool fds_are_scarce;       /* so that more than one can't be kept */
+    struct memory_part *parts; /* what is said of them; CUDA_VMM_PARTS, while the record is taken */
     struct memory_record record;
     bool checking; /* the segment of `record`; nothing is read until that is done */
     uv_work_t check;
@@ -70,20 +73,34 @@ static struct connection *connection_of(const struct memory_client *c)
 
 /* --- segments ----------------------------------------------------------------------------------- */
 
+static void segment_free(struct segment *s)
+{
+    if (s->fd >= 0)
+        (void)close(s->fd);
+    for (uint32_t i = 0; s->part_fds != NULL && i < s->n_parts; i++)
+        (void)close(s->part_fds[i]);
+    mem_free(s->part_fds);
+    mem_free(s->parts);
+    mem_free(s);
+}
+
 static void segment_free_if_unused(struct segment *s)
 {
     if (s->client != NULL || s->n_uses > 0 || s->n_mapped > 0)
         return;
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    mem_free(s);
+    segment_free(s);
 }
 
-static void fd_drop(struct connection *c)
+/* Closes the record's descriptors but for the first `keep`. */
+static void fds_drop(struct connection *c, uint32_t keep)
 {
-    if (c->fd >= 0)
-        (void)close(c->fd);
-    c->fd = -1;
+    while (c->n_fds > keep)
+        (void)close(c->fds[--c->n_fds]);
+    if (keep == 0) {
+        c->fds_are_scarce = false;
+        mem_free(c->parts);
+        c->parts = NULL;
+    }
 }
 
 static bool record_send(struct connection *c, const struct memory_record *r)
@@ -99,7 +116,12 @@ static void connection_end(struct connection *c, const char *why);
 
 static bool of_gpu(uint32_t kind)
 {
-    return kind == MEMORY_SEGMENT_CUDA_IPC || kind == MEMORY_SEGMENT_CUDA_VMM;
+    return kind >= MEMORY_SEGMENT_CUDA_IPC && kind <= MEMORY_SEGMENT_CUDA_VMM_PARTS;
+}
+
+static bool of_vmm(uint32_t kind)
+{
+    return kind == MEMORY_SEGMENT_CUDA_VMM || kind == MEMORY_SEGMENT_CUDA_VMM_PARTS;
 }
 
 static void reply_kept(struct connection *c, uint64_t request, const struct segment *s)
@@ -246,12 +268,14 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
 {
     const struct config *config = c->client.server->config;
     if (r->kind != MEMORY_SEGMENT_MEMFD && !of_gpu(r->kind))
-        return err_set(e, RS_EINVAL,
-                       "segment kind %u is not known; use 1 (memfd), 2 (CUDA IPC) or 3 (CUDA VMM)",
-                       r->kind);
-    if ((c->fd < 0) != (r->kind == MEMORY_SEGMENT_CUDA_IPC))
-        return c->fd >= 0 ? err_set(e, RS_EINVAL, "a CUDA IPC segment comes without a descriptor")
-                          : err_set(e, RS_EINVAL, "no descriptor came with the segment");
+        return err_set(
+            e, RS_EINVAL,
+            "segment kind %u is not known; use 1 (memfd), 2 (CUDA IPC), 3 (CUDA VMM) or 4 (several "
+            "CUDA VMM)",
+            r->kind);
+    if ((c->n_fds == 0) != (r->kind == MEMORY_SEGMENT_CUDA_IPC))
+        return c->n_fds > 0 ? err_set(e, RS_EINVAL, "a CUDA IPC segment comes without a descriptor")
+                            : err_set(e, RS_EINVAL, "no descriptor came with the segment");
     if (r->bytes == 0)
         return err_set(e, RS_EINVAL, "a segment of 0 bytes holds nothing");
     if (r->bytes > config->max_segment_bytes)
@@ -261,11 +285,24 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     if (c->n_segments >= config->max_segments)
         return err_set(e, RS_EEXHAUSTED, "%u segments: max_segments is reached; use one per arena",
                        c->n_segments);
-    if (c->fd >= 0 && descriptors_are_scarce(c->fd))
+    if (c->fds_are_scarce || (c->n_fds > 0 && descriptors_are_scarce(c->fds[0])))
         return err_set(e, RS_EEXHAUSTED,
                        "the daemon is nearly out of descriptors; use one segment per arena, or "
                        "raise its limit (LimitNOFILE)");
     return 0;
+}
+
+/* What comes with the allocations of a CUDA_VMM_PARTS: the table, and a descriptor of each. */
+static int parts_admit(struct connection *c, const struct memory_record *r, struct err *e)
+{
+    if (r->kind != MEMORY_SEGMENT_CUDA_VMM_PARTS)
+        return 0;
+    if (c->n_fds < 2)
+        return err_set(e, RS_EINVAL,
+                       "%u descriptors came with the segment, all in one message must be: a memfd "
+                       "with the table, then 1 to %d VMM allocations",
+                       c->n_fds, MEMORY_MAX_PARTS);
+    return memory_parts_read(c->fds[0], c->n_fds - 1, r->device.allocation_bytes, &c->parts, e);
 }
 
 /* A file of shared memory as one number. */
@@ -276,25 +313,94 @@ static uint64_t memory_number(int fd)
     return (uint64_t)st.st_ino ^ (uint64_t)st.st_dev << 48;
 }
 
-/* An allocation of a GPU as one number. All VMM descriptors look alike, so that what the client says counts: it could
- * only spoil its own memory with it. */
-static uint64_t device_memory_number(const struct connection *c, const struct memory_record *r)
+/* An allocation of a GPU that has an IPC handle as one number. */
+static uint64_t ipc_memory_number(const struct memory_record *r)
 {
-    const uint64_t own = c->client.server->next_segment;
     uint64_t n = UINT64_C(0xcbf29ce484222325);
-    const struct {
-        uint64_t client, allocation;
-    } what = {.client = r->kind == MEMORY_SEGMENT_CUDA_VMM ? c->client.id : 0,
-              .allocation = r->kind == MEMORY_SEGMENT_CUDA_VMM && r->device.allocation == 0
-                                ? ~own
-                                : r->device.allocation};
-    const uint8_t *parts[] = {(const uint8_t *)&what, r->device.handle};
-    size_t sizes[] = {sizeof what,
-                      r->kind == MEMORY_SEGMENT_CUDA_IPC ? sizeof r->device.handle : 0};
+    const uint64_t what[] = {0, r->device.allocation};
+    const uint8_t *parts[] = {(const uint8_t *)what, r->device.handle};
+    const size_t sizes[] = {sizeof what, sizeof r->device.handle};
     for (unsigned k = 0; k < 2; k++)
         for (size_t i = 0; i < sizes[k]; i++)
             n = (n ^ parts[k][i]) * UINT64_C(0x100000001b3);
     return n | UINT64_C(1) << 63;
+}
+
+/* What no other segment's memory is called: neither files nor IPC handles have such numbers. */
+static uint64_t fresh_memory_number(const struct memory_server *s)
+{
+    return UINT64_C(3) << 62 | (s->next_segment + 1);
+}
+
+/* All VMM descriptors look alike, so that what the client says of its allocations counts: it could only spoil its own memory
+ * with it. */
+static int place_find(struct connection *c, struct segment *s, struct err *e)
+{
+    size_t n = 0;
+    struct memory_place **others = mem_alloc((c->n_segments + 1) * sizeof(struct memory_place *));
+    if (others == NULL)
+        return err_set(e, RS_ENOMEM, "no memory for the segment");
+    queue_foreach (q, &c->segments) {
+        struct segment *other = container_of(q, struct segment, in);
+        if (of_vmm(other->kind))
+            others[n++] = &other->place;
+    }
+    s->place = (struct memory_place){.parts = s->parts, .n_parts = s->n_parts};
+    int r = memory_place_find(&s->place, others, n, fresh_memory_number(c->client.server), e);
+    mem_free(others);
+    return r;
+}
+
+/* From the places, of which some may have moved. */
+static void memory_numbers_set(struct connection *c)
+{
+    queue_foreach (q, &c->segments) {
+        struct segment *s = container_of(q, struct segment, in);
+        if (!of_vmm(s->kind))
+            continue;
+        s->memory = s->place.memory;
+        s->offset = s->place.base + s->device.offset;
+    }
+}
+
+/* The record's descriptors become the segment's. */
+static void fds_give(struct connection *c, struct segment *s)
+{
+    if (s->part_fds == NULL) {
+        s->fd = c->n_fds > 0 ? c->fds[0] : -1;
+        c->n_fds = 0;
+        return;
+    }
+    memcpy(s->part_fds, c->fds + 1, s->n_parts * sizeof *s->part_fds);
+    c->n_fds = 1; /* the table's */
+}
+
+/* Of GPU memory: what it is made of. */
+static int segment_fill(struct connection *c, struct segment *s, struct err *e)
+{
+    const struct memory_record *r = &c->record;
+    if (!of_gpu(r->kind)) {
+        s->memory = memory_number(c->fds[0]);
+        return 0;
+    }
+    s->device = r->device;
+    s->offset = r->device.offset;
+    if (r->kind == MEMORY_SEGMENT_CUDA_IPC) {
+        s->memory = ipc_memory_number(r);
+        return 0;
+    }
+    if (r->kind == MEMORY_SEGMENT_CUDA_VMM_PARTS) {
+        s->n_parts = c->n_fds - 1;
+        s->parts = c->parts;
+        c->parts = NULL;
+        s->part_fds = mem_alloc(s->n_parts * sizeof *s->part_fds);
+    } else if ((s->parts = mem_alloc(sizeof *s->parts)) != NULL) {
+        s->n_parts = 1;
+        s->parts[0] = (struct memory_part){r->device.allocation_bytes, r->device.allocation};
+    }
+    if (s->parts == NULL || (r->kind == MEMORY_SEGMENT_CUDA_VMM_PARTS && s->part_fds == NULL))
+        return err_set(e, RS_ENOMEM, "no memory for the segment");
+    return place_find(c, s, e);
 }
 
 static void segment_keep(struct connection *c)
@@ -304,25 +410,27 @@ static void segment_keep(struct connection *c)
     int code = c->check_code;
     if (code == 0 && (s = mem_zalloc(sizeof *s)) == NULL)
         code = err_set(&c->check_err, RS_ENOMEM, "no memory for the segment");
+    if (code == 0) {
+        *s = (struct segment){.fd = -1, .kind = r->kind};
+        code = segment_fill(c, s, &c->check_err);
+    }
     if (code != 0) {
+        if (s != NULL) {
+            mem_free(s->part_fds);
+            mem_free(s->parts);
+            mem_free(s);
+        }
         reply(c, r->request, 0, code, err_text(&c->check_err, code));
         return;
     }
-    *s = (struct segment){.client = &c->client,
-                          .id = ++c->client.server->next_segment,
-                          .bytes = r->bytes,
-                          .memory =
-                              of_gpu(r->kind) ? device_memory_number(c, r) : memory_number(c->fd),
-                          .fd = c->fd,
-                          .kind = r->kind,
-                          .writable = r->writable != 0};
-    if (of_gpu(r->kind)) {
-        s->device = r->device;
-        s->offset = r->device.offset;
-    }
-    c->fd = -1;
+    s->client = &c->client;
+    s->id = ++c->client.server->next_segment;
+    s->bytes = r->bytes;
+    s->writable = r->writable != 0;
+    fds_give(c, s);
     queue_push(&c->segments, &s->in);
     c->n_segments++;
+    memory_numbers_set(c);
     reply_kept(c, r->request, s);
 }
 
@@ -332,7 +440,7 @@ static void connection_unref(struct connection *c);
 static void check_work(uv_work_t *work)
 {
     struct connection *c = work->data;
-    c->check_code = segment_check(c->fd, c->record.bytes, &c->check_err);
+    c->check_code = segment_check(c->fds[0], c->record.bytes, &c->check_err);
 }
 
 static void check_done(uv_work_t *work, int status)
@@ -342,7 +450,7 @@ static void check_done(uv_work_t *work, int status)
     c->checking = false;
     if (!c->ended)
         segment_keep(c);
-    fd_drop(c);
+    fds_drop(c, 0);
     if (!c->ended)
         (void)uv_poll_start(&c->poll, UV_READABLE, on_readable);
     connection_unref(c);
@@ -352,11 +460,15 @@ static void check_done(uv_work_t *work, int status)
 static void segment_take(struct connection *c, const struct memory_record *r)
 {
     c->check_err = (struct err){0};
+    if (r->kind != MEMORY_SEGMENT_CUDA_VMM_PARTS)
+        fds_drop(c, 1); /* more than it can do with */
     int code = segment_admit(c, r, &c->check_err);
     if (code == 0 && of_gpu(r->kind)) {
         c->record.device.name[MEMORY_DEVICE_NAME_BYTES - 1] = '\0';
         code = device_admit(c, r, &c->record.device, &c->check_err);
     }
+    if (code == 0)
+        code = parts_admit(c, r, &c->check_err);
     if (code != 0) {
         reply(c, r->request, 0, code, err_text(&c->check_err, code));
         return;
@@ -413,7 +525,7 @@ static void connection_unref(struct connection *c)
     (void)close(c->socket);
     if (c->pidfd >= 0)
         (void)close(c->pidfd);
-    fd_drop(c);
+    fds_drop(c, 0);
     queue_remove(&c->client.in);
     s->n_clients--;
     mem_free(c);
@@ -482,13 +594,14 @@ static void record_take(struct connection *c)
         segment_drop(c, &r);
     else
         connection_end(c, "a record that is not of the protocol");
-    if (!c->checking) /* a descriptor that nobody asked for, or of a refused segment */
-        fd_drop(c);
+    if (!c->checking) /* descriptors that nobody asked for, or of a refused segment */
+        fds_drop(c, 0);
 }
 
-/* Keeps the first descriptor of the record, closes the rest. */
+/* Keeps the descriptors of the first message of the record that has some, closes the rest. Where they are scarce, one at most. */
 static void fds_take(struct connection *c, struct msghdr *m)
 {
+    const bool first = c->n_fds == 0;
     for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h != NULL; h = CMSG_NXTHDR(m, h)) {
         if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
             continue;
@@ -496,12 +609,16 @@ static void fds_take(struct connection *c, struct msghdr *m)
         for (size_t i = 0; i < n; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
-            if (c->fd < 0)
-                c->fd = fd;
-            else
+            if (!first || c->n_fds == MAX_FDS) {
                 (void)close(fd);
+                continue;
+            }
+            c->fds[c->n_fds++] = fd;
+            c->fds_are_scarce = c->fds_are_scarce || (c->n_fds > 1 && descriptors_are_scarce(fd));
         }
     }
+    if (c->fds_are_scarce)
+        fds_drop(c, 1);
 }
 
 /* 1: a whole record is there; 0: not yet; RS_EPEER: the end. */
@@ -509,7 +626,7 @@ static int record_read(struct connection *c)
 {
     union {
         struct cmsghdr align;
-        char data[CMSG_SPACE(MAX_FDS_PER_MESSAGE * sizeof(int))];
+        char data[CMSG_SPACE(MAX_FDS * sizeof(int))];
     } control;
     struct iovec iov = {(char *)&c->record + c->n_read, sizeof c->record - c->n_read};
     struct msghdr m = {.msg_iov = &iov,
@@ -566,7 +683,6 @@ static void connection_open(struct memory_server *s, int socket)
     queue_push(&s->clients, &c->client.in);
     s->n_clients++;
     c->socket = socket;
-    c->fd = -1;
     /* A process of another pid namespace has pid 0 here: then its connection alone tells its end. */
     c->pidfd = who.pid > 0 ? (int)syscall(SYS_pidfd_open, who.pid, 0) : -1;
     rs_assert(uv_poll_init(s->loop, &c->poll, socket) == 0);

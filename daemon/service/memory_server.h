@@ -16,6 +16,7 @@
 #include "base/queue.h"
 #include "memory/memory_socket.h"
 #include "service/config.h"
+#include "service/memory_parts.h"
 
 struct memory_server;
 struct memory_client;
@@ -27,8 +28,14 @@ struct segment {
     uint64_t bytes;
     uint64_t memory; /* equal numbers: the same memory, handed over more than once, from */
     uint64_t offset; /* … on */
-    int fd;          /* -1: none (CUDA_IPC) */
-    uint32_t kind;   /* enum memory_segment_kind */
+    int fd;          /* -1: none (CUDA_IPC, CUDA_VMM_PARTS) */
+    /* CUDA_VMM_PARTS: each allocation and its descriptor. CUDA_VMM: the one that there is; no descriptor here. */
+    struct memory_part *parts;
+    int *part_fds;
+    uint32_t n_parts;
+    struct memory_place
+        place; /* CUDA_VMM and CUDA_VMM_PARTS: of the parts, what `memory` and `offset` come from */
+    uint32_t kind; /* enum memory_segment_kind */
     struct memory_device
         device; /* of a GPU's memory, its texts ended; `local` is the node's number */
     bool writable;

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -11,30 +12,37 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "device/device_cuda.h"
 #include "kernels/kernels_dtype.h"
 
 #include "client/cuda.c" /* needs no more than base: a GPU machine may have no gRPC to link the library */
 
-enum { ALLOCATION_BYTES = 4 << 20, OFFSET = 0x1200, SHARD_BYTES = 1 << 20 };
+enum { ALLOCATION_BYTES = 6 << 20, OFFSET = (1 << 20) + 0x1200, SHARD_BYTES = 3 << 20 };
+enum {
+    PARTS = 3,
+    PART_BYTES = ALLOCATION_BYTES / PARTS
+}; /* the shard begins in the first, ends in the third */
 
-/* What a client sends: what to import, and the descriptor where there is one. */
+union control {
+    char bytes[CMSG_SPACE((MEMORY_MAX_PARTS + 1) * sizeof(int))];
+    struct cmsghdr align;
+};
+
+/* What a client sends: what to import, and the descriptors. */
 static void export_send(int socket, const struct segment_export *x)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)x, .iov_len = sizeof *x};
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control = {0};
+    union control control = {0};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
-    if (x->fd >= 0) {
+    if (x->n_fds > 0) {
         m.msg_control = control.bytes;
-        m.msg_controllen = sizeof control.bytes;
+        m.msg_controllen = CMSG_SPACE(x->n_fds * sizeof(int));
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &x->fd, sizeof x->fd);
+        c->cmsg_len = CMSG_LEN(x->n_fds * sizeof(int));
+        memcpy(CMSG_DATA(c), x->fds, x->n_fds * sizeof(int));
     }
     if (sendmsg(socket, &m, 0) != (ssize_t)sizeof *x)
         _exit(9);
@@ -43,10 +51,7 @@ static void export_send(int socket, const struct segment_export *x)
 static struct segment_export export_receive(int socket)
 {
     struct segment_export x = {0};
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control = {0};
+    union control control = {0};
     struct iovec part = {.iov_base = &x, .iov_len = sizeof x};
     struct msghdr m = {.msg_iov = &part,
                        .msg_iovlen = 1,
@@ -54,9 +59,10 @@ static struct segment_export export_receive(int socket)
                        .msg_controllen = sizeof control.bytes};
     ck_assert_int_eq(recvmsg(socket, &m, MSG_WAITALL), sizeof x);
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    x.fd = -1;
+    x.fds = mem_calloc(MEMORY_MAX_PARTS + 1, sizeof *x.fds);
+    ck_assert_uint_eq(x.n_fds, c == NULL ? 0 : (c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
     if (c != NULL)
-        memcpy(&x.fd, CMSG_DATA(c), sizeof x.fd);
+        memcpy(x.fds, CMSG_DATA(c), x.n_fds * sizeof(int));
     return x;
 }
 
@@ -66,7 +72,8 @@ static void *malloc_memory(void)
     return cudaMalloc(&p, ALLOCATION_BYTES) == cudaSuccess ? p : NULL;
 }
 
-static void *vmm_memory(void)
+/* So many VMM allocations, one behind the other, as torch's expandable segments make them; in a larger range of addresses. */
+static void *parts_memory(uint32_t n, size_t part_bytes)
 {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .requestedHandleTypes =
@@ -74,15 +81,30 @@ static void *vmm_memory(void)
                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    CUmemGenericAllocationHandle handle;
     CUdeviceptr p = 0;
     if (cudaSetDevice(0) != cudaSuccess ||
-        cuMemCreate(&handle, ALLOCATION_BYTES, &properties, 0) != CUDA_SUCCESS ||
-        cuMemAddressReserve(&p, ALLOCATION_BYTES, 0, 0, 0) != CUDA_SUCCESS ||
-        cuMemMap(p, ALLOCATION_BYTES, 0, handle, 0) != CUDA_SUCCESS ||
-        cuMemSetAccess(p, ALLOCATION_BYTES, &access, 1) != CUDA_SUCCESS)
+        cuMemAddressReserve(&p, (n + 2) * part_bytes, 0, 0, 0) != CUDA_SUCCESS)
         return NULL;
-    return (void *)(uintptr_t)p;
+    p += part_bytes;
+    for (uint32_t i = 0; i < n; i++) {
+        CUmemGenericAllocationHandle handle;
+        if (cuMemCreate(&handle, part_bytes, &properties, 0) != CUDA_SUCCESS ||
+            cuMemMap(p + i * part_bytes, part_bytes, 0, handle, 0) != CUDA_SUCCESS ||
+            cuMemRelease(handle) != CUDA_SUCCESS)
+            return NULL;
+    }
+    return cuMemSetAccess(p, n * part_bytes, &access, 1) == CUDA_SUCCESS ? (void *)(uintptr_t)p
+                                                                         : NULL;
+}
+
+static void *vmm_memory(void)
+{
+    return parts_memory(1, ALLOCATION_BYTES);
+}
+
+static void *three_parts(void)
+{
+    return parts_memory(PARTS, PART_BYTES);
 }
 
 static uint8_t byte_at(size_t i)
@@ -150,6 +172,76 @@ static void move(struct device_stream *s, void *to, void *from)
     ck_assert_msg(device_error(device_stream_device(s), &e) == 0, "%s", e.text);
 }
 
+/* By the table that goes first; each allocation has its own number. */
+static uint32_t parts_read(const struct segment_export *x, struct device_import_part *ret)
+{
+    struct memory_part table[PARTS];
+    ck_assert_uint_eq(x->n_fds, PARTS + 1);
+    ck_assert_int_eq(pread(x->fds[0], table, sizeof table, 0), sizeof table);
+    ck_assert_int_eq(lseek(x->fds[0], 0, SEEK_END), sizeof table);
+    for (uint32_t i = 0; i < PARTS; i++) {
+        ck_assert_uint_eq(table[i].bytes, PART_BYTES);
+        for (uint32_t k = 0; k < i; k++)
+            ck_assert_uint_ne(table[i].allocation, table[k].allocation);
+        ret[i] = (struct device_import_part){.fd = x->fds[1 + i], .bytes = PART_BYTES};
+    }
+    return PARTS;
+}
+
+static size_t n_mapped(void)
+{
+    char line[512];
+    size_t n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    ck_assert_ptr_nonnull(f);
+    while (fgets(line, sizeof line, f) != NULL)
+        n += strstr(line, "standin-vmm") != NULL;
+    (void)fclose(f);
+    return n;
+}
+
+/* What can't be mapped as a whole isn't at all, and the descriptors stay the caller's. */
+static void import_in_part(struct device *d, const struct device_import *good)
+{
+    struct device_import_part parts[PARTS];
+    struct device_import from = *good;
+    struct err e = {0};
+    void *p = NULL;
+    const size_t before =
+        n_mapped(); /* on a GPU nothing of this is seen, but that the driver does not complain */
+    from.parts = parts;
+    for (long i = 1;; i++) {
+        for (uint32_t k = 0; k < PARTS; k++)
+            parts[k] = (struct device_import_part){dup(good->parts[k].fd), good->parts[k].bytes};
+        mem_fail_at(i);
+        int r = device_import(d, &from, &p, &e);
+        int failed = mem_failed();
+        mem_fail_at(0);
+        if (!failed) {
+            ck_assert_msg(r == 0, "%s", e.text);
+            break;
+        }
+        ck_assert_int_eq(r, RS_ENOMEM);
+        for (uint32_t k = 0; k < PARTS; k++)
+            ck_assert_int_eq(close(parts[k].fd), 0); /* still the caller's */
+        ck_assert_uint_eq(n_mapped(), before);
+    }
+    device_import_close(d, DEVICE_IMPORT_VMM, p, ALLOCATION_BYTES);
+    ck_assert_uint_eq(n_mapped(), before);
+    for (uint32_t bad = 0; bad < PARTS; bad++) {
+        memcpy(parts, good->parts, sizeof parts);
+        parts[bad].fd = -1;
+        ck_assert_int_eq(device_import(d, &from, &p, &e), RS_EINVAL);
+        ck_assert_uint_eq(n_mapped(), before);
+        memcpy(parts, good->parts, sizeof parts);
+        parts[bad].bytes = SIZE_MAX;
+        ck_assert_int_eq(device_import(d, &from, &p, &e), RS_EINVAL);
+        parts[bad].bytes = PART_BYTES + 1;
+        ck_assert_int_eq(device_import(d, &from, &p, &e), RS_EINVAL);
+    }
+    ck_assert_int_eq(device_error(d, &e), 0);
+}
+
 static void hand_over(void *(*memory)(void), uint32_t kind)
 {
     int ends[2], status = -1;
@@ -170,12 +262,18 @@ static void hand_over(void *(*memory)(void), uint32_t kind)
     ck_assert_uint_eq(x.device.allocation_bytes, ALLOCATION_BYTES);
     ck_assert_msg(device_open("cuda", 0, NULL, NULL, &d, &e) == 0, "%s", e.text);
     ck_assert_int_eq(strcasecmp(x.device.name, device_name(d)), 0);
+    struct device_import_part parts[MEMORY_MAX_PARTS];
     struct device_import from = {.kind = kind == MEMORY_SEGMENT_CUDA_IPC ? DEVICE_IMPORT_IPC
                                                                          : DEVICE_IMPORT_VMM,
                                  .handle = x.device.handle,
                                  .generation = x.device.allocation,
-                                 .fd = x.fd,
+                                 .fd = x.n_fds > 0 ? x.fds[0] : -1,
                                  .bytes = ALLOCATION_BYTES};
+    if (kind == MEMORY_SEGMENT_CUDA_VMM_PARTS) {
+        from.parts = parts;
+        from.n_parts = parts_read(&x, parts);
+        import_in_part(d, &from);
+    }
     ck_assert_msg(device_import(d, &from, &p, &e) == 0, "%s", e.text);
     ck_assert_msg(device_stream_new(d, "test", &s, &e) == 0, "%s", e.text);
     int fd = memfd_create("host", MFD_CLOEXEC);
@@ -196,6 +294,7 @@ static void hand_over(void *(*memory)(void), uint32_t kind)
     device_stream_free(s);
     device_close(d);
     (void)close(ends[0]);
+    mem_free(x.fds);
 }
 
 START_TEST(a_part_of_an_allocation_is_handed_over_by_its_pointer)
@@ -207,6 +306,59 @@ END_TEST
 START_TEST(a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer)
 {
     hand_over(vmm_memory, MEMORY_SEGMENT_CUDA_VMM);
+}
+END_TEST
+
+START_TEST(a_tensor_over_three_vmm_allocations_is_handed_over_by_its_pointer)
+{
+    hand_over(three_parts, MEMORY_SEGMENT_CUDA_VMM_PARTS);
+}
+END_TEST
+
+static int n_descriptors(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 4096; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+START_TEST(an_export_of_several_vmm_allocations_is_all_of_them_or_nothing)
+{
+    enum { SMALL = 2 << 20 };
+    struct segment_export x = {0};
+    struct err e = {0};
+    char *p = parts_memory(MEMORY_MAX_PARTS + 1, SMALL);
+    if (p == NULL) /* a GPU with little free memory */
+        return;
+    ck_assert_int_eq(cuda_export(p, SMALL, &x, &e), 0);
+    segment_export_close(&x);
+    const int before = n_descriptors();
+    ck_assert_int_eq(cuda_export(p + 1, (uint64_t)MEMORY_MAX_PARTS * SMALL, &x, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "more than 252 VMM allocations"));
+    ck_assert_int_eq(cuda_export(p + 3 * SMALL, (uint64_t)MEMORY_MAX_PARTS * SMALL, &x, &e),
+                     RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "4194304 bytes before it"));
+    ck_assert_int_eq(cuda_export(p, UINT64_MAX, &x, &e), RS_EINVAL);
+    ck_assert_int_eq(n_descriptors(), before);
+    for (long i = 1;; i++) {
+        mem_fail_at(i);
+        int r = cuda_export(p + 1, (uint64_t)MEMORY_MAX_PARTS * SMALL - 1, &x, &e);
+        int failed = mem_failed();
+        mem_fail_at(0);
+        ck_assert_int_eq(r, failed ? RS_ENOMEM : 0);
+        if (!failed)
+            break;
+        ck_assert_int_eq(n_descriptors(), before);
+    }
+    ck_assert_uint_eq(x.kind, MEMORY_SEGMENT_CUDA_VMM_PARTS);
+    ck_assert_uint_eq(x.n_fds, MEMORY_MAX_PARTS + 1);
+    ck_assert_uint_eq(x.device.offset, 1);
+    ck_assert_uint_eq(x.device.allocation_bytes, (uint64_t)MEMORY_MAX_PARTS * SMALL);
+    ck_assert_int_eq(n_descriptors(), before + MEMORY_MAX_PARTS + 1);
+    segment_export_close(&x);
+    segment_export_close(&x);
+    ck_assert_int_eq(n_descriptors(), before);
 }
 END_TEST
 
@@ -232,5 +384,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(a_part_of_an_allocation_is_handed_over_by_its_pointer)                                       \
     X(a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer)                                    \
+    X(a_tensor_over_three_vmm_allocations_is_handed_over_by_its_pointer)                           \
+    X(an_export_of_several_vmm_allocations_is_all_of_them_or_nothing)                              \
     X(a_pools_memory_and_host_memory_are_refused_with_their_kind)
 #include "test/lib/main.h"

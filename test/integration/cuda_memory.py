@@ -3,6 +3,7 @@
 A segment lies in the middle of its allocation, and what is around it is checked to stay what it was.
 """
 import ctypes
+import fcntl
 import functools
 import itertools
 import os
@@ -11,7 +12,8 @@ import re
 import struct
 
 DEVICE = struct.Struct("=48s64sQQQII")  # struct memory_device of daemon/memory/memory_socket.h
-IPC, VMM = 2, 3
+PART = struct.Struct("=QQ")  # struct memory_part
+IPC, VMM, PARTS = 2, 3, 4
 BEFORE, AFTER, GUARD = 0x1200, 0x800, 0xEE
 VMM_GRANULE = 2 << 20
 HEADER = pathlib.Path(__file__).resolve().parent.parent / "standin" / "standin.h"
@@ -74,12 +76,16 @@ class Cuda:
 
     def vmm_new(self, device, n):
         """A VMM allocation, mapped here: (address, its descriptor, handle)."""
+        handle, fd = self.vmm_create(device, n)
+        return self.vmm_map(device, n, handle), fd, handle
+
+    def vmm_create(self, device, n):
         self.use(device)
         properties = struct.pack("=iiiiQQ", 1, 1, 1, device, 0, 0)
         handle, fd = ctypes.c_ulonglong(), ctypes.c_int(-1)
         self.ok(self.driver.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(n), properties, ctypes.c_ulonglong(0)))
         self.ok(self.driver.cuMemExportToShareableHandle(ctypes.byref(fd), handle, 1, ctypes.c_ulonglong(0)))
-        return self.vmm_map(device, n, handle), fd.value, handle
+        return handle, fd.value
 
     def vmm_map(self, device, n, handle):
         p = ctypes.c_ulonglong()
@@ -89,12 +95,39 @@ class Cuda:
         self.ok(self.driver.cuMemSetAccess(p, ctypes.c_size_t(n), struct.pack("=iii", 1, device, 3), ctypes.c_size_t(1)))
         return p.value
 
+    def vmm_parts_new(self, device, n_parts, part=VMM_GRANULE):
+        """As torch's expandable segments: so many VMM allocations, one behind the other: (address, descriptors, handles)."""
+        made = [self.vmm_create(device, part) for _ in range(n_parts)]
+        p = ctypes.c_ulonglong()
+        self.ok(self.driver.cuMemAddressReserve(ctypes.byref(p), ctypes.c_size_t(n_parts * part), ctypes.c_size_t(0),
+                                                ctypes.c_ulonglong(0), ctypes.c_ulonglong(0)))
+        for i, (handle, _) in enumerate(made):
+            self.ok(self.driver.cuMemMap(ctypes.c_ulonglong(p.value + i * part), ctypes.c_size_t(part), ctypes.c_size_t(0), handle,
+                                         ctypes.c_ulonglong(0)))
+        self.ok(self.driver.cuMemSetAccess(p, ctypes.c_size_t(n_parts * part), struct.pack("=iii", 1, device, 3), ctypes.c_size_t(1)))
+        return p.value, [fd for _, fd in made], [handle for handle, _ in made]
+
+    def vmm_parts_free(self, device, p, handles, part=VMM_GRANULE):
+        self.use(device)
+        for i, handle in enumerate(handles):
+            self.ok(self.driver.cuMemUnmap(ctypes.c_ulonglong(p + i * part), ctypes.c_size_t(part)))
+            self.ok(self.driver.cuMemRelease(handle))
+        self.ok(self.driver.cuMemAddressFree(ctypes.c_ulonglong(p), ctypes.c_size_t(len(handles) * part)))
+
     def vmm_free(self, device, p, n, handle):
         """Sleep: the address and the memory are given back."""
         self.use(device)
         self.ok(self.driver.cuMemUnmap(ctypes.c_ulonglong(p), ctypes.c_size_t(n)))
         self.ok(self.driver.cuMemAddressFree(ctypes.c_ulonglong(p), ctypes.c_size_t(n)))
         self.ok(self.driver.cuMemRelease(handle))
+
+
+def parts_table(parts, seals=0xF):
+    """The memfd that goes with several VMM allocations: (bytes, number) of each."""
+    fd = os.memfd_create("parts", os.MFD_ALLOW_SEALING)
+    os.write(fd, b"".join(PART.pack(*x) for x in parts))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 class Memory:
@@ -107,10 +140,17 @@ class Memory:
     def __init__(self, cuda, device, kind, n):
         self.cuda, self.device, self.kind, self.n, self.offset = cuda, device, kind, n, BEFORE
         self.fd, self.handle, self.base, self.number = -1, None, None, next(self.numbers)
-        whole = BEFORE + n + AFTER
+        if kind == PARTS:  # from the middle of the first allocation into the last one
+            self.offset = VMM_GRANULE - min(n // 2, VMM_GRANULE // 2) // 256 * 256
+        whole = self.offset + n + AFTER
         if kind == IPC:
             base = cuda.malloc(device, whole)
             self.allocation_bytes = whole
+        elif kind == PARTS:
+            n_parts = -(-whole // VMM_GRANULE)
+            self.allocation_bytes = n_parts * VMM_GRANULE
+            base, self.part_fds, self.handles = cuda.vmm_parts_new(device, n_parts)
+            self.table = parts_table((VMM_GRANULE, next(self.numbers)) for _ in range(n_parts))
         else:
             self.allocation_bytes = -(-whole // VMM_GRANULE) * VMM_GRANULE
             base, self.fd, self.handle = cuda.vmm_new(device, self.allocation_bytes)
@@ -121,7 +161,7 @@ class Memory:
         """What the record of this segment says: (its text, descriptors)."""
         handle = self.cuda.ipc_handle(self.base) if self.kind == IPC else b""
         device = DEVICE.pack(self.cuda.uuid(self.device).encode(), handle, self.offset, self.allocation_bytes, self.number, 0, 0)
-        return device, [self.fd] if self.kind == VMM else []
+        return device, [self.fd] if self.kind == VMM else [self.table, *self.part_fds] if self.kind == PARTS else []
 
     def __len__(self):
         return self.n
@@ -155,6 +195,10 @@ class Memory:
             return
         if self.kind == IPC:
             self.cuda.free(base)
+        elif self.kind == PARTS:
+            self.cuda.vmm_parts_free(self.device, base, self.handles)
+            for fd in (self.table, *self.part_fds):
+                os.close(fd)
         else:
             self.cuda.vmm_free(self.device, base, self.allocation_bytes, self.handle)
             os.close(self.fd)

@@ -84,8 +84,54 @@ class Refits(unittest.TestCase):
             f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=VMM)
             self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
 
+    def several_allocations(self, receive, rows=1 << 14):
+        # 4 MiB from the middle of the first allocation into the third, as torch's expandable segments have it; staged twice that
+        with Counters() as counters, Daemon() as d:
+            f = GpuFleet(d, CUDA, one_source(rows), one_destination(rows), [0], [1], receive=receive, kind=PARTS)
+            workers = f.sources + f.destinations
+            n = [len(w.memory.handles) for w in workers]
+            opened = lambda: [counters.of(i, Counters.OPEN) for i in range(2)]
+            self.assertEqual(n, [3, 3 if receive == pb.RECEIVE_IN_PLACE else 5])
+            self.assertEqual(opened(), n)
+            for version in (1, 2):
+                f.refit(version)
+                w = f.destinations[0]
+                if w.shadow:
+                    self.assertEqual(w.wrong(version, w.shadow), [])
+                    w.apply(version)
+                self.assertEqual(w.wrong(version), [])
+                before = opened()
+                self.replace_data_plane(d)  # killed: what it had open stays in the count
+                self.assertEqual(opened(), [x + y for x, y in zip(before, n)])
+            self.check(f)
+            self.assertEqual(self.descriptors(d), (sum(n), sum(n)))  # the stand-in keeps one for each mapping, the data plane none
+            left = [x - y for x, y in zip(opened(), n)]
+            for w in workers:
+                w.goodbye()
+                w.memory_free()
+            self.assertEqual(opened(), left)
+            self.assertEqual(self.descriptors(d), (0, 0))
+
+    def descriptors(self, d):
+        """Of VMM allocations, that the control process and the data plane have."""
+        of = lambda pid: sum("standin-vmm" in os.readlink(x) for x in pathlib.Path(f"/proc/{pid}/fd").iterdir())
+        return of(d.process.pid), of(d.data_plane_pid())
+
+    @on_standin
+    def test_one_tensor_over_three_vmm_allocations_in_place(self):
+        self.several_allocations(pb.RECEIVE_IN_PLACE)
+
+    @on_standin
+    def test_one_tensor_over_three_vmm_allocations_staged(self):
+        self.several_allocations(pb.RECEIVE_STAGED)
+
+    def test_vmm_memory_of_several_allocations_staged(self):
+        with Daemon() as d:
+            f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=PARTS)
+            self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
+
     def test_device_copies_in_the_place_of_messages(self):
-        for kind in (IPC, VMM):
+        for kind in (IPC, VMM, PARTS):
             with self.subTest(kind), Daemon(**COPIES) as d:
                 f = GpuFleet(d, CUDA, small_source(), small_destination(), [0, 1, 2, 3], [2, 3, 4, 5], kind=kind)
                 self.staged(d, f, (1, 2), lambda: self.replace_data_plane(d))
@@ -288,6 +334,92 @@ class HandedOver(unittest.TestCase):
             with self.refused(-1, "without a descriptor"):
                 c.hand_over(IPC, 4096, CUDA.uuid(0), 0, 1 << 16, fds=[fd])
             os.close(fd)
+
+    def parts(self, c, fds, n=64 * 64 * 4, offset=0, whole=3 * VMM_GRANULE):
+        return c.hand_over(PARTS, n, CUDA.uuid(0), offset, whole, fds=fds)
+
+    def test_what_is_said_of_several_vmm_allocations_must_agree_with_what_comes(self):
+        with Daemon() as d:
+            c, pid = GpuClient(d, CUDA), d.data_plane_pid()
+            p, fds, handles = CUDA.vmm_parts_new(0, 3)
+            good, opened = [(VMM_GRANULE, 11), (VMM_GRANULE, 12), (VMM_GRANULE, 13)], len(os.listdir(f"/proc/{d.process.pid}/fd"))
+
+            def refused_table(parts, *words, come=fds, **more):
+                table = parts_table(parts, **{k: v for k, v in more.items() if k == "seals"})
+                with self.refused(-1, *words):
+                    self.parts(c, [table, *come], **{k: v for k, v in more.items() if k != "seals"})
+                os.close(table)
+
+            refused_table(good, "2 descriptors", "32 bytes", come=fds[:2])
+            refused_table(good[:2], "3 descriptors", "48 bytes")
+            refused_table(good + [(1, 14)] * 1000, "3 descriptors", "48 bytes")
+            refused_table([(2 ** 64 - VMM_GRANULE, 11), (VMM_GRANULE, 12), (3 * VMM_GRANULE, 13)], "allocation 2 of 3")
+            refused_table([(3 * VMM_GRANULE, 11), (0, 12), (0, 13)], "allocation 2 of 3", "0 bytes")
+            refused_table(good, "6291456 bytes together, not 6291457", whole=3 * VMM_GRANULE + 1)
+            refused_table(good, "leave the allocation", offset=3 * VMM_GRANULE - 4096)
+            refused_table(good, "sealed", seals=0)
+            refused_table([(VMM_GRANULE, 11)] * 3, "number 11 comes twice")
+            for first in (fds[0], os.pipe()[0], os.open("/dev/zero", os.O_RDONLY)):
+                with self.refused(-1, "first descriptor must be a memfd"):
+                    self.parts(c, [first, *fds])
+            table = parts_table(good)
+            with self.refused(-1, "no descriptor"):
+                self.parts(c, [])
+            with self.refused(-1, "1 descriptors"):
+                self.parts(c, [table])
+            with self.refused(-1, "kind 5"):
+                c.hand_over(5, 4096, CUDA.uuid(0), 0, VMM_GRANULE, fds=[table])
+            self.assertEqual(len(os.listdir(f"/proc/{d.process.pid}/fd")), opened)
+            # What only the device sees: sizes that are not so, and what is no VMM allocation. Nothing stays mapped, all goes on.
+            lies = parts_table([(VMM_GRANULE, 21), (2 * VMM_GRANULE, 22), (VMM_GRANULE, 23)])
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "4194304 bytes of VMM allocation 2 of 3", "declare the size"):
+                self.worker(c, self.parts(c, [lies, *fds], whole=4 * VMM_GRANULE))
+            host = memfd(VMM_GRANULE)
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "VMM allocation 3 of 3", "no VMM allocation"):
+                self.worker(c, self.parts(c, [parts_table([(VMM_GRANULE, 0)] * 3), *fds[:2], host]))
+            segment = self.parts(c, [table, *fds])
+            self.worker(c, segment).publish(1)
+            self.assertEqual(d.data_plane_pid(), pid)
+            CUDA.vmm_parts_free(0, p, handles)
+
+    def test_as_many_vmm_allocations_as_one_message_takes_are_one_segment(self):
+        most, n = 252, 64 * 64 * 4
+        with Daemon() as d:
+            c = GpuClient(d, CUDA)
+            p, fd, handle = CUDA.vmm_new(0, VMM_GRANULE)
+            segment = self.parts(c, [parts_table([(VMM_GRANULE, 0)] * most), *[fd] * most],
+                                 offset=(most - 1) * VMM_GRANULE - n // 2, whole=most * VMM_GRANULE)
+            w = self.worker(c, segment)
+            w.publish(1)
+            w.goodbye()
+            c.drop(segment)
+            CUDA.vmm_free(0, p, VMM_GRANULE, handle)
+
+    def test_segments_that_share_vmm_allocations_are_places_in_one_memory(self):
+        with Daemon() as d:
+            c, n = GpuClient(d, CUDA), 64 * 64 * 4
+            p, fds, handles = CUDA.vmm_parts_new(0, 5)
+            ask = lambda first, last, offset: self.parts(
+                c, [parts_table([(VMM_GRANULE, 31 + i) for i in range(first, last)]), *fds[first:last]], offset=offset,
+                whole=(last - first) * VMM_GRANULE)
+            alone = lambda i, offset: c.hand_over(VMM, n, CUDA.uuid(0), offset, VMM_GRANULE, fds=[fds[i]], allocation=31 + i)
+            w = self.worker(c, ask(0, 2, VMM_GRANULE), attach=False)  # in 1
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "same memory"):
+                w.attach(segments=[w.segment, alone(1, n - 1)])
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "same memory"):
+                w.attach(segments=[w.segment, ask(1, 3, n - 1)])
+            # 3 and 4 lie apart from the others, until a segment has 2 and 3.
+            last = ask(3, 5, VMM_GRANULE - n // 2)
+            bridge = self.parts(c, [parts_table([(VMM_GRANULE, 32), (VMM_GRANULE, 33), (VMM_GRANULE, 34)]), *fds[1:4]],
+                                offset=3 * VMM_GRANULE - n)  # the end of 3
+            with refused(self, grpc.StatusCode.INVALID_ARGUMENT, "same memory"):
+                w.attach(segments=[w.segment, bridge, last])
+            with self.refused(-1, "other neighbours"):
+                self.parts(c, [parts_table([(VMM_GRANULE, 35), (VMM_GRANULE, 31), (VMM_GRANULE, 99)]), *fds[:3]])
+            with self.refused(-1, "another size"):
+                self.parts(c, [parts_table([(2 * VMM_GRANULE, 31), (VMM_GRANULE, 98)]), *fds[:2]])
+            w.attach(segments=[w.segment, alone(1, n), ask(1, 4, VMM_GRANULE), last]).publish(1)
+            CUDA.vmm_parts_free(0, p, handles)
 
     @on_standin  # one GPU shown as several does not know where another process has allocated
     def test_a_vmm_allocation_on_another_gpu_than_it_is_said_to_be_on_is_refused(self):
@@ -672,9 +804,14 @@ class Libreshard(unittest.TestCase):
         library = Library(d)
         if kind == IPC:
             base = CUDA.malloc(2, 1 << 16)
-        else:
+        elif kind == VMM:
             base, fd, _ = CUDA.vmm_new(2, VMM_GRANULE)
             os.close(fd)
+        else:  # N bytes over the end of the first of two
+            base, fds, _ = CUDA.vmm_parts_new(2, 2)
+            for fd in fds:
+                os.close(fd)
+            base += VMM_GRANULE - self.N // 2
         p = base + BEFORE
         segment = library.segment(p, self.N)
         self.assertEqual(library.device(segment), 2)
@@ -694,7 +831,7 @@ class Libreshard(unittest.TestCase):
             library.close()
 
     def test_publish_waits_for_the_gpu_and_a_restarted_daemon_gets_the_memory_again(self):
-        for kind in (IPC, VMM):
+        for kind in (IPC, VMM, PARTS):
             with self.subTest(kind=kind), Daemon() as d:
                 library, worker, p = self.trainer(d, kind)
                 destination = lambda: GpuWorker(GpuClient(d, CUDA), "m", pb.SIDE_DESTINATION, one_destination(), 0, 3,

@@ -102,6 +102,7 @@ struct allocation {
     uint64_t number;
     unsigned rights; /* VMM: bits of the devices that may touch it; 0: by peer access */
     bool pool;
+    const void *range; /* VMM: the reserved one that it is mapped in; NULL: none */
 };
 
 static struct allocation allocations[MAX_ALLOCATIONS];
@@ -138,15 +139,32 @@ static bool reaches(int device, const struct allocation *a)
            atomic_load(&peers[device][a->device]);
 }
 
+enum { NO_MATTER_WHICH = -1 };
+
+/* Where n bytes from p on can be touched, all of which the device must reach: in one allocation, or in mappings that lie one
+ * behind the other in one reserved range, whose aliases do too. NULL: not so. */
+static char *reach_locked(int device, const char *p, size_t n_bytes)
+{
+    const struct allocation *first = find_locked(p);
+    for (size_t done = 0;;) {
+        const struct allocation *a = find_locked(p + done);
+        if (a == NULL || (device != NO_MATTER_WHICH && !reaches(device, a)) ||
+            (a != first && (a->range == NULL || a->range != first->range)))
+            return NULL;
+        done += a->bytes - (size_t)(p + done - a->base);
+        if (n_bytes <= done)
+            return first->alias + (p - first->base);
+    }
+}
+
 void *standin_reach(int device, const void *p, size_t n_bytes)
 {
     void *at = NULL;
     pthread_mutex_lock(&memory_mutex);
     struct allocation *a = find_locked(p);
-    if (a != NULL && reaches(device, a) &&
-        n_bytes <= a->bytes - (size_t)((const char *)p - a->base))
-        at = a->alias + ((const char *)p - a->base);
-    else if (a == NULL && standin_number("STANDIN_PAGEABLE", 0) != 0)
+    if (a != NULL)
+        at = reach_locked(device, p, n_bytes);
+    else if (standin_number("STANDIN_PAGEABLE", 0) != 0)
         at = (void *)(uintptr_t)p;
     pthread_mutex_unlock(&memory_mutex);
     return at;
@@ -187,27 +205,27 @@ static void *touchable(const void *p, size_t n_bytes)
     pthread_mutex_lock(&memory_mutex);
     struct allocation *a = find_locked(p);
     if (a != NULL)
-        at = n_bytes <= a->bytes - (size_t)((const char *)p - a->base)
-                 ? a->alias + ((const char *)p - a->base)
-                 : NULL;
+        at = reach_locked(NO_MATTER_WHICH, p, n_bytes);
     pthread_mutex_unlock(&memory_mutex);
     return at;
 }
 
-/* Two mappings of one file: the program's without any right, at a place or anywhere. */
-static int map_twice(int fd, size_t bytes, void *at, struct allocation *ret)
+/* Two mappings of one file: the program's without any right, each at a place or anywhere. */
+static int map_twice(int fd, size_t bytes, void *at, void *alias, struct allocation *ret)
 {
     ret->base = mmap(at, bytes, PROT_NONE, MAP_SHARED | (at == NULL ? 0 : MAP_FIXED), fd, 0);
-    ret->alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ret->alias = mmap(alias, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | (alias == NULL ? 0 : MAP_FIXED), fd, 0);
     ret->bytes = bytes;
     ret->fd = fd;
     return ret->base == MAP_FAILED || ret->alias == MAP_FAILED ? cudaErrorMemoryAllocation : 0;
 }
 
-static int map_memory(int device, int fd, size_t n_bytes, void *at, void **ret)
+static int map_memory(int device, int fd, size_t n_bytes, void *at, void *alias, const void *range,
+                      void **ret)
 {
-    struct allocation a = {.kind = MAPPED, .device = device};
-    int r = map_twice(fd, n_bytes, at, &a);
+    struct allocation a = {.kind = MAPPED, .device = device, .range = range};
+    int r = map_twice(fd, n_bytes, at, alias, &a);
     pthread_mutex_lock(&memory_mutex);
     r = r == 0 ? add_locked(a) : r;
     pthread_mutex_unlock(&memory_mutex);
@@ -220,16 +238,15 @@ static int map_memory(int device, int fd, size_t n_bytes, void *at, void **ret)
 
 int standin_map_memory(int device, int fd, size_t n_bytes, void **ret)
 {
-    return map_memory(device, fd, n_bytes, NULL, ret);
+    return map_memory(device, fd, n_bytes, NULL, NULL, NULL, ret);
 }
 
 enum { NO_DEVICE = STANDIN_MAX_DEVICES - 1 };
 
-int standin_map_at(int device, int fd, size_t n_bytes, void *at)
+int standin_map_at(int fd, size_t n_bytes, void *at, void *alias, const void *range)
 {
     void *p;
-    (void)device;
-    return map_memory(NO_DEVICE, fd, n_bytes, at, &p);
+    return map_memory(NO_DEVICE, fd, n_bytes, at, alias, range, &p);
 }
 
 void standin_give_memory(void *p, int at, int device)
@@ -244,6 +261,16 @@ void standin_give_memory(void *p, int at, int device)
     if (a != NULL)
         a->rights |= 1U << device;
     pthread_mutex_unlock(&memory_mutex);
+}
+
+/* What lies in a reserved range leaves it reserved. */
+static void address_give_back(const struct allocation *was, char *p)
+{
+    if (was->range == NULL)
+        (void)munmap(p, was->bytes);
+    else
+        (void)mmap(p, was->bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 static int forget(void *p, enum kind kind)
@@ -266,9 +293,9 @@ static int forget(void *p, enum kind kind)
     if (kind == MAPPED)
         __atomic_fetch_sub(&standin_count(was.device)->open_handles, 1, __ATOMIC_RELAXED);
     if (kind != REGISTERED)
-        (void)munmap(was.base, was.bytes);
+        address_give_back(&was, was.base);
     if (kind == DEVICE || kind == MAPPED) {
-        (void)munmap(was.alias, was.bytes);
+        address_give_back(&was, was.alias);
         (void)close(was.fd);
     }
     return 0;
@@ -326,7 +353,7 @@ static int allocate(size_t bytes, void **ret)
         used_bytes[a.device] += rounded;
     pthread_mutex_unlock(&memory_mutex);
     int fd = fits ? memfd_create("standin-device", MFD_CLOEXEC) : -1;
-    if (fd < 0 || ftruncate(fd, (off_t)rounded) != 0 || map_twice(fd, rounded, NULL, &a) != 0)
+    if (fd < 0 || ftruncate(fd, (off_t)rounded) != 0 || map_twice(fd, rounded, NULL, NULL, &a) != 0)
         return cudaErrorMemoryAllocation;
     memset(a.alias, FRESH, rounded);
     pthread_mutex_lock(&memory_mutex);

@@ -13,7 +13,7 @@
 
 #include "test/standin/standin.h"
 
-enum { MAX_RESERVATIONS = 256, GRANULARITY = 2 << 20 };
+enum { MAX_RESERVATIONS = 256, MAX_MAPPINGS = 4096, GRANULARITY = 2 << 20 };
 
 /* A generic handle is a file; a mapping of it becomes memory of the runtime. */
 struct handle {
@@ -21,14 +21,17 @@ struct handle {
     size_t bytes;
 };
 
-/* A reserved range stands for the mapping that is made in it: the runtime chooses addresses, so a
- * range is bound to one mapping of its whole size. */
+/* A reserved range, and a second one as large where the runtime touches what is mapped in it. */
 static struct reservation {
-    char *base;
+    char *base, *alias;
     size_t bytes;
-    bool mapped;
-    int device; /* that the memory is of */
 } reservations[MAX_RESERVATIONS];
+/* What is mapped in them, whole handles or their beginnings, at any offset. */
+static struct mapping {
+    char *base; /* NULL: free */
+    size_t bytes;
+    int device; /* that the memory is of */
+} mappings[MAX_MAPPINGS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static CUresult entered(const char *name)
@@ -136,36 +139,85 @@ STANDIN_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHan
     return copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY : handle_new(copy, device, (size_t)st.st_size, ret);
 }
 
-/* The address comes with the mapping, but callers want it before: a range is reserved by mapping
- * nothing there, and cuMemMap puts the file into it. */
+static void *range_new(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void range_free(void *p, size_t bytes)
+{
+    if (p != NULL)
+        (void)munmap(p, bytes);
+}
+
+/* Nothing is mapped there; cuMemMap puts files into it. */
 STANDIN_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ret, size_t bytes, size_t alignment,
                                             CUdeviceptr address, unsigned long long flags)
 {
     (void)alignment, (void)address, (void)flags;
     CUresult r = entered("cuMemAddressReserve");
-    if (r != CUDA_SUCCESS)
-        return r;
-    void *p = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&mutex);
+    if (r != CUDA_SUCCESS || bytes == 0 || bytes % GRANULARITY != 0)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    struct reservation v = {range_new(bytes), range_new(bytes), bytes};
     r = CUDA_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < MAX_RESERVATIONS && r != CUDA_SUCCESS; i++)
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; v.base != NULL && v.alias != NULL && i < MAX_RESERVATIONS && r != CUDA_SUCCESS;
+         i++)
         if (reservations[i].base == NULL) {
-            reservations[i] = (struct reservation){.base = p, .bytes = bytes};
+            reservations[i] = v;
             r = CUDA_SUCCESS;
         }
     pthread_mutex_unlock(&mutex);
-    *ret = (CUdeviceptr)(uintptr_t)p;
+    if (r == CUDA_SUCCESS) {
+        *ret = (CUdeviceptr)(uintptr_t)v.base;
+        return r;
+    }
+    range_free(v.base, bytes);
+    range_free(v.alias, bytes);
     return r;
 }
 
-static struct reservation *reservation_of(CUdeviceptr p)
+/* The range that all of these bytes lie in, or NULL. */
+static struct reservation *reservation_of(const char *p, size_t bytes)
 {
-    for (int i = 0; i < MAX_RESERVATIONS; i++)
-        if (reservations[i].base == (char *)(uintptr_t)p)
-            return &reservations[i];
+    for (int i = 0; i < MAX_RESERVATIONS; i++) {
+        struct reservation *v = &reservations[i];
+        if (v->base != NULL && p >= v->base && p < v->base + v->bytes &&
+            bytes <= v->bytes - (size_t)(p - v->base))
+            return v;
+    }
     return NULL;
+}
+
+/* Some mapping that has one of these bytes, or NULL. */
+static struct mapping *mapping_in(const char *p, size_t bytes)
+{
+    for (int i = 0; i < MAX_MAPPINGS; i++) {
+        struct mapping *m = &mappings[i];
+        if (m->base != NULL && m->base < p + bytes && p < m->base + m->bytes)
+            return m;
+    }
+    return NULL;
+}
+
+/* With the lock held. As the real one: from a handle's beginning, into a reserved range, where nothing is mapped yet. */
+static CUresult map_locked(char *p, size_t bytes, size_t offset, const struct handle *h)
+{
+    const struct reservation *v = reservation_of(p, bytes);
+    struct mapping *free_one = NULL;
+    if (v == NULL || bytes == 0 || bytes % GRANULARITY != 0 ||
+        (size_t)(p - v->base) % GRANULARITY != 0 || mapping_in(p, bytes) != NULL || offset != 0 ||
+        bytes > h->bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < MAX_MAPPINGS && free_one == NULL; i++)
+        if (mappings[i].base == NULL)
+            free_one = &mappings[i];
+    if (free_one == NULL ||
+        standin_map_at(dup(h->fd), bytes, p, v->alias + (p - v->base), v->base) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *free_one = (struct mapping){p, bytes, h->device};
+    return CUDA_SUCCESS;
 }
 
 STANDIN_EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
@@ -174,50 +226,47 @@ STANDIN_EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
     (void)flags;
     CUresult r = entered_context("cuMemMap");
     pthread_mutex_lock(&mutex);
-    struct reservation *v = reservation_of(p);
-    struct handle *h = handle_of(handle);
-    if (r == CUDA_SUCCESS &&
-        (v == NULL || v->mapped || offset != 0 || bytes > v->bytes || bytes > h->bytes))
-        r = CUDA_ERROR_INVALID_VALUE;
-    if (r == CUDA_SUCCESS && standin_map_at(h->device, dup(h->fd), bytes, v->base) != 0)
-        r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r == CUDA_SUCCESS)
-        v->mapped = true, v->device = h->device;
+        r = map_locked((char *)(uintptr_t)p, bytes, offset, handle_of(handle));
     pthread_mutex_unlock(&mutex);
     return r;
 }
 
-/* Rights are given to the devices named, and to no others; until then, no access: left to the caller's care here. */
-STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access,
-                                       size_t n)
+/* Rights are given to the devices named, and to no others; until then, no access: left to the caller's care here. All bytes
+ * must be mapped, by whole mappings. */
+STANDIN_EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes,
+                                       const CUmemAccessDesc *access, size_t n)
 {
-    (void)bytes;
     CUresult r = entered_context("cuMemSetAccess");
+    char *p = (char *)(uintptr_t)pointer;
     pthread_mutex_lock(&mutex);
-    struct reservation *v = reservation_of(p);
-    if (r == CUDA_SUCCESS && (v == NULL || !v->mapped))
-        r = CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; r == CUDA_SUCCESS && i < n; i++)
-        if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-            standin_give_memory(v->base, v->device, access[i].location.id);
+    const struct mapping *m = NULL;
+    for (size_t at = 0; r == CUDA_SUCCESS && at < bytes; at += m->bytes)
+        if ((m = mapping_in(p + at, 1)) == NULL || m->base != p + at || m->bytes > bytes - at) {
+            r = CUDA_ERROR_INVALID_VALUE;
+            break;
+        }
+    for (size_t at = 0; r == CUDA_SUCCESS && at < bytes; at += m->bytes) {
+        m = mapping_in(p + at, 1);
+        for (size_t i = 0; i < n; i++)
+            if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+                standin_give_memory(m->base, m->device, access[i].location.id);
+    }
     pthread_mutex_unlock(&mutex);
     return r;
 }
 
+/* Exactly what one cuMemMap has mapped. */
 STANDIN_EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
     CUresult r = entered_context("cuMemUnmap");
-    (void)bytes;
     pthread_mutex_lock(&mutex);
-    struct reservation *v = reservation_of(p);
-    if (r == CUDA_SUCCESS && (v == NULL || !v->mapped))
+    struct mapping *m = mapping_in((char *)(uintptr_t)p, 1);
+    if (r == CUDA_SUCCESS && (m == NULL || m->base != (char *)(uintptr_t)p || m->bytes != bytes))
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS) {
-        (void)standin_unmap_memory(v->base);
-        v->mapped = false;
-        /* the range stays reserved */
-        (void)mmap(v->base, v->bytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        (void)standin_unmap_memory(m->base); /* the range stays reserved */
+        m->base = NULL;
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -227,11 +276,13 @@ STANDIN_EXPORT CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
 {
     CUresult r = entered_context("cuMemAddressFree");
     pthread_mutex_lock(&mutex);
-    struct reservation *v = reservation_of(p);
-    if (r == CUDA_SUCCESS && (v == NULL || v->mapped || bytes != v->bytes))
+    struct reservation *v = reservation_of((char *)(uintptr_t)p, bytes);
+    if (r == CUDA_SUCCESS && (v == NULL || v->base != (char *)(uintptr_t)p || v->bytes != bytes ||
+                              mapping_in(v->base, bytes) != NULL))
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS) {
-        (void)munmap(v->base, v->bytes);
+        range_free(v->base, bytes);
+        range_free(v->alias, bytes);
         v->base = NULL;
     }
     pthread_mutex_unlock(&mutex);

@@ -118,8 +118,9 @@ STANDIN_EXPORT void standin_allocated(int device, uint64_t bytes);
 STANDIN_EXPORT void *standin_reach(int device, const void *p, size_t n_bytes);
 /* Memory of a device out of a file that others may map: takes fd. Address in *ret. */
 STANDIN_EXPORT int standin_map_memory(int device, int fd, size_t n_bytes, void **ret);
-/* The same at a given address (what is there is replaced); no device reaches it until it is given one. */
-STANDIN_EXPORT int standin_map_at(int device, int fd, size_t n_bytes, void *at);
+/* The same at given addresses in a reserved range and where the library touches it (what is there is replaced); what lies
+ * one behind the other in both is touched as one. No device reaches it until it is given one. */
+STANDIN_EXPORT int standin_map_at(int fd, size_t n_bytes, void *at, void *alias, const void *range);
 /* What is mapped at p is memory of device `at`, and `device` may touch it. */
 STANDIN_EXPORT void standin_give_memory(void *p, int at, int device);
 STANDIN_EXPORT int standin_unmap_memory(void *p);

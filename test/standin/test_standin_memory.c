@@ -1,8 +1,10 @@
 /* Memory of other processes, where only the stand-in can show it: handles that fail to open at each call, a
  * thousand of them, memory that came back under the same handle. */
 #include <check.h>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,9 +266,79 @@ START_TEST(each_call_of_an_import_may_fail_and_leaves_nothing_open)
 }
 END_TEST
 
+enum { PARTS = 3, PART_BYTES = 2 << 20 };
+
+static int vmm_descriptor(void)
+{
+    CUmemAllocationProp what = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle handle;
+    int fd = -1;
+    ck_assert_int_eq(cuMemCreate(&handle, PART_BYTES, &what, 0), CUDA_SUCCESS);
+    ck_assert_int_eq(
+        cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        CUDA_SUCCESS);
+    ck_assert_int_eq(cuMemRelease(handle), CUDA_SUCCESS);
+    return fd;
+}
+
+static uint64_t n_mapped(void)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < STANDIN_MAX_DEVICES; i++)
+        n += n_open(i);
+    return n;
+}
+
+/* Each call fails once, at the first allocation and at a later one. Nothing stays mapped, and the descriptors stay the caller's. */
+START_TEST(several_vmm_allocations_are_opened_all_or_none_whichever_call_fails)
+{
+    static const char *const failures[] = {
+        "cuMemImportFromShareableHandle:1:1",
+        "cuMemImportFromShareableHandle:3:1", /* the second of three */
+        "cuMemAddressReserve:1:1",
+        "cuMemMap:1:1",
+        "cuMemMap:4:1", /* the third */
+        "cuMemSetAccess:1:1"};
+    struct device *d = open_gpu(0);
+    struct segment_table *t = segment_table_new();
+    struct device_import_part parts[PARTS];
+    struct err e = {0};
+    for (unsigned i = 0; i < PARTS; i++)
+        parts[i] = (struct device_import_part){.fd = vmm_descriptor(), .bytes = PART_BYTES};
+    struct device_import from = {.kind = DEVICE_IMPORT_VMM,
+                                 .fd = -1,
+                                 .bytes = PARTS * PART_BYTES,
+                                 .parts = parts,
+                                 .n_parts = PARTS};
+    for (unsigned i = 0; i < sizeof failures / sizeof *failures; i++) {
+        ck_assert_int_eq(setenv("STANDIN_FAIL", failures[i], 1), 0);
+        ck_assert_msg(segment_table_import(t, d, 1, 0, &from, 1, PART_BYTES * 2, &e) == RS_EINVAL,
+                      "%s", failures[i]);
+        ck_assert_msg(n_mapped() == 0, "%s", failures[i]);
+        for (unsigned k = 0; k < PARTS; k++)
+            ck_assert_int_ge(fcntl(parts[k].fd, F_GETFD), 0);
+        ck_assert_int_eq(device_error(d, NULL), 0);
+    }
+    ck_assert_msg(segment_table_import(t, d, 1, 0, &from, 1, PART_BYTES * 2, &e) == 0, "%s",
+                  e.text);
+    ck_assert_uint_eq(n_open(0), PARTS);
+    for (unsigned k = 0; k < PARTS; k++)
+        ck_assert_int_lt(fcntl(parts[k].fd, F_GETFD), 0);
+    /* What can't be unmapped costs the device, so that the process is replaced: five have been unmapped so far. */
+    ck_assert_int_eq(setenv("STANDIN_FAIL", "cuMemUnmap:7:1", 1), 0);
+    segment_table_free(t);
+    ck_assert_uint_eq(n_mapped(), PARTS - 1);
+    ck_assert_int_ne(device_error(d, NULL), 0);
+    device_close(d);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(ten_thousand_imports_leave_no_address_space_and_over_a_thousand_open_ones_are_refused)       \
     X(another_generation_of_a_handle_is_opened_anew)                                               \
     X(memory_of_another_device_or_of_fewer_bytes_is_refused_and_closed)                            \
-    X(each_call_of_an_import_may_fail_and_leaves_nothing_open)
+    X(each_call_of_an_import_may_fail_and_leaves_nothing_open)                                     \
+    X(several_vmm_allocations_are_opened_all_or_none_whichever_call_fails)
 #include "test/lib/main.h"

@@ -106,8 +106,9 @@ START_TEST(malformed_packets_are_refused_and_leak_no_descriptor)
     struct wire_header h = {.protocol = WIRE_PROTOCOL, .type = WIRE_START};
     pair_open(pair, 0);
     int before = open_fds();
-    int fds[8];
-    for (int i = 0; i < 8; i++)
+    enum { MORE_FDS = WIRE_MAX_FDS + 1 };
+    int fds[MORE_FDS];
+    for (int i = 0; i < MORE_FDS; i++)
         fds[i] = wire_memfd("x", "y", 1, NULL);
     /* Short; another protocol; a body that its header does not tell; more bytes than any has. */
     struct wire_header wrong = h;
@@ -121,9 +122,9 @@ START_TEST(malformed_packets_are_refused_and_leak_no_descriptor)
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         union {
             struct cmsghdr align;
-            char data[CMSG_SPACE(8 * sizeof(int))];
+            char data[CMSG_SPACE(MORE_FDS * sizeof(int))];
         } control = {0};
-        unsigned n = i == 0 ? 8 : 2; /* the first has more than a packet can hold, too */
+        unsigned n = i == 0 ? MORE_FDS : 2; /* the first has more than a packet can hold, too */
         struct iovec part = {(void *)(uintptr_t)bad[i].data, bad[i].bytes};
         struct msghdr m = {.msg_iov = &part,
                            .msg_iovlen = 1,
@@ -137,7 +138,7 @@ START_TEST(malformed_packets_are_refused_and_leak_no_descriptor)
         ck_assert_int_eq(sendmsg(pair[0], &m, 0), (ssize_t)bad[i].bytes);
         ck_assert_int_eq(wire_receive(pair[1], p, NULL), RS_EPROTO);
     }
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < MORE_FDS; i++)
         close(fds[i]);
     ck_assert_int_eq(open_fds(), before);
     pair_close(pair);

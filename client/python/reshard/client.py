@@ -285,8 +285,9 @@ class Client:
         return self._segment("segment_adopt", fd, size, _ms(timeout))
 
     def segment_cuda(self, address: int, size: int, timeout: Optional[float] = None) -> Segment:
-        """GPU memory from a device pointer on: any part of one allocation of this process, which must not be freed or remapped
-        before Segment.free (or Client.close) has returned."""
+        """GPU memory from a device pointer on: any part of one allocation of this process, or of up to 252 VMM allocations one
+        behind the other (torch's expandable segments), which must not be freed or remapped before Segment.free (or
+        Client.close) has returned."""
         return self._segment("segment_cuda", address, size, _ms(timeout))
 
     def _segment(self, call: str, *arguments) -> Segment:
