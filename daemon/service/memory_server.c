@@ -156,9 +156,11 @@ static void segment_dropped(struct segment *s)
     queue_remove(&s->in);
     c->n_segments--;
     s->client = NULL;
-    if (s->dropping)
-        reply(c, s->drop_request, s->id, 0, NULL);
-    segment_free_if_unused(s);
+    const bool asked = s->dropping;
+    const uint64_t request = s->drop_request, id = s->id;
+    segment_free_if_unused(s); /* before the answer: an open descriptor keeps its memory */
+    if (asked)
+        reply(c, request, id, 0, NULL);
 }
 
 void segment_use(struct segment *s)
@@ -285,7 +287,8 @@ static int segment_admit(struct connection *c, const struct memory_record *r, st
     if (c->n_segments >= config->max_segments)
         return err_set(e, RS_EEXHAUSTED, "%u segments: max_segments is reached; use one per arena",
                        c->n_segments);
-    if (c->fds_are_scarce || (c->n_fds > 0 && descriptors_are_scarce(c->fds[0])))
+    if ((c->fds_are_scarce && r->kind == MEMORY_SEGMENT_CUDA_VMM_PARTS) ||
+        (c->n_fds > 0 && descriptors_are_scarce(c->fds[0])))
         return err_set(e, RS_EEXHAUSTED,
                        "the daemon is nearly out of descriptors; use one segment per arena, or "
                        "raise its limit (LimitNOFILE)");
