@@ -510,7 +510,10 @@ START_TEST(strangers_are_refused_and_counted_and_the_attempt_goes_on)
     submit(&p, 0, &w, &receive, 1);
     fill(noise, sizeof(noise), 1);
 
+    int look = dial(&p); /* as the coordinator's at the port of a node that joins: no stranger */
+    close(look);
     int scanner = dial(&p);
+    say(scanner, noise, 1);
     close(scanner);
     int garbage = dial(&p);
     say(garbage, noise, sizeof(noise));
