@@ -107,8 +107,10 @@ static void issue_group(void *arg, struct CUstream_st *stream)
     if (r == ncclSuccess)
         return;
     char text[256];
-    (void)snprintf(text, sizeof text, "NCCL: a group of %u messages: %s (%s)", g->n_messages,
-                   n->node->nccl.text(r), n->node->nccl.last(NULL));
+    (void)snprintf(text, sizeof text,
+                   "NCCL: device %u (comm rank %d of %u): a group of %u messages: %s (%s)",
+                   g->device, lane->rank, n->n_ranks, g->n_messages, n->node->nccl.text(r),
+                   n->node->nccl.last(NULL));
     pthread_mutex_lock(&n->mutex);
     if (!n->aborted)
         group_fail(g, nccl_code(r), text);
