@@ -272,7 +272,7 @@ struct twin {
     pthread_cond_t changed;
     void (*fn)(void *arg); /* to run on the loop thread */
     void *arg;
-    bool stopped; /* done has run */
+    bool stop_asked; /* nothing may be run on the loop any more: it ends when the stop has ended */
     unsigned n_done;
     struct rpc_channel *channel;
 };
@@ -383,7 +383,6 @@ static void on_stopped(void *arg)
     struct twin *t = arg;
     uv_close((uv_handle_t *)&t->command, NULL);
     (void)pthread_mutex_lock(&t->mutex);
-    t->stopped = true;
     t->n_done++;
     (void)pthread_cond_broadcast(&t->changed);
     (void)pthread_mutex_unlock(&t->mutex);
@@ -398,6 +397,7 @@ static void stop_command(void *arg)
 /* Asks for the stop; it goes on in the background. */
 static inline void twin_stop(struct twin *t)
 {
+    t->stop_asked = true;
     if (t->in_memory)
         rpc_mem_stop(t->mem);
     else
@@ -418,16 +418,12 @@ static inline void twin_await_stop(struct twin *t)
 /* After twin_stop or without it. */
 static inline void twin_close(struct twin *t)
 {
-    bool stopped = false;
     if (t->in_memory) {
         rpc_mem_free(t->mem);
         return;
     }
     rpc_channel_close(t->channel);
-    (void)pthread_mutex_lock(&t->mutex);
-    stopped = t->stopped;
-    (void)pthread_mutex_unlock(&t->mutex);
-    if (!stopped)
+    if (!t->stop_asked)
         twin_stop(t);
     twin_await_stop(t);
     ck_assert_int_ne(access(t->path, F_OK), 0);

@@ -756,7 +756,7 @@ START_TEST(killed_clients_leave_no_call_and_no_harm)
     }
     ck_assert(seen_wait(&t, &t.service.seen.n_ended, 4 * 20));
     expect_no_calls(&t);
-    twin_run(&t, stop_command, &t);
+    twin_stop(&t);
     twin_await_stop(&t);
     remove_lock(path);
 }
@@ -812,7 +812,7 @@ START_TEST(an_idle_program_keeps_its_streams)
     ck_assert_int_eq(write(go[1], "g", 1), 1);
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(status, 0);
-    twin_run(&t, stop_command, &t);
+    twin_stop(&t);
     twin_await_stop(&t);
     remove_lock(path);
 }
@@ -898,7 +898,7 @@ START_TEST(a_crowd_beyond_the_descriptors_costs_no_cpu_and_leaves_no_harm)
     ck_assert_int_eq(r, 0);
     ck_assert_uint_lt(now_ms() - closed, 2000);
     mem_free(reply);
-    twin_run(&t, stop_command, &t);
+    twin_stop(&t);
     twin_await_stop(&t);
     remove_lock(path);
     ck_assert_int_eq(rmdir(directory), 0);
