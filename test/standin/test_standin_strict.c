@@ -350,7 +350,9 @@ static int vmm_export(void)
                        unsigned long long);
     CUresult (*export)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
                        unsigned long long);
-    void *a = driver("cuMemCreate"), *b = driver("cuMemExportToShareableHandle");
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    void *a = driver("cuMemCreate"), *b = driver("cuMemExportToShareableHandle"),
+         *c = driver("cuMemRelease");
     CUmemAllocationProp what = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}};
@@ -358,9 +360,11 @@ static int vmm_export(void)
     int fd = -1;
     memcpy(&create, &a, sizeof create);
     memcpy(&export, &b, sizeof export);
+    memcpy(&release, &c, sizeof release);
     ck_assert_int_eq(create(&handle, VMM_BYTES, &what, 0), CUDA_SUCCESS);
     ck_assert_int_eq(export(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
                      CUDA_SUCCESS);
+    ck_assert_int_eq(release(handle), CUDA_SUCCESS); /* the descriptor holds the memory */
     return fd;
 }
 
