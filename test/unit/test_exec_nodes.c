@@ -651,7 +651,7 @@ START_TEST(strangers_and_used_or_old_tokens_are_refused_and_the_refit_goes_on)
     try_hello(&c, now); /* the older attempt's token */
     memcpy(now.token, c.token[0][1], sizeof(now.token));
     now.to = 0;
-    try_hello(&c, now); /* the right token for another pair of devices */
+    try_hello(&c, now);                /* the right token for another pair of devices */
     int look = dial(c.n[1].data_port); /* without a word: as the coordinator's, no stranger */
     close(look);
     int scanner = dial(c.n[1].data_port), garbage = dial(c.n[1].data_port);

@@ -1,8 +1,8 @@
 /* What a node's sources send is told before it is said that it is (service/part_sources.c). The plan, the coordinator and
  * the rest of the node part are stood in for, here. */
 #include <check.h>
-#include <string.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/mem.h"
