@@ -9,33 +9,15 @@
 
 #include <grpc/grpc.h>
 
-#include "base/mailbox.h"
 #include "rpc/rpc.h"
 #include "rpc/rpc_call.h"
+#include "rpc/rpc_grpc_tag.h"
 #include "rpc/rpc_grpc_tls.h"
 #include "rpc/rpc_listen.h"
 #include "rpc/rpc_services.h"
 
 /* Unix, TCP, and the list's. */
 #define MAX_LISTENERS (2 + RPC_MAX_ADDRESSES)
-
-/* The hand-over through gRPC is invisible to the thread sanitizer, since gRPC is not built with it.
- */
-#if defined(__SANITIZE_THREAD__)
-void __tsan_acquire(void *p);
-void __tsan_release(void *p);
-#define hand_over(p) __tsan_release(p)
-#define take_over(p) __tsan_acquire(p)
-#else
-#define hand_over(p) ((void)(p))
-#define take_over(p) ((void)(p))
-#endif
-
-struct tag {
-    struct mailbox_item item;
-    void (*fn)(struct tag *tag, bool ok);
-    bool ok;
-};
 
 /* Waits for one call of one method (entry NULL: of unknown ones). */
 struct slot {
@@ -115,7 +97,6 @@ struct rpc_server {
     void *arg;
 };
 
-void rpc_grpc_tag_init(struct tag *t, void (*fn)(struct tag *tag, bool ok));
 /* The two queues' threads; `arg` is the server. */
 void *rpc_grpc_wait(void *arg);
 void *rpc_grpc_wait_streams(void *arg);

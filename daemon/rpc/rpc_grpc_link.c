@@ -19,9 +19,9 @@
 #include <grpc/grpc.h>
 #include <grpc/slice.h>
 
-#include "base/mailbox.h"
 #include "base/mem.h"
 #include "rpc/rpc_grpc_channel.h"
+#include "rpc/rpc_grpc_tag.h"
 
 #include "base/banned.h"
 
@@ -31,23 +31,6 @@
 /* How long a probe waits where the channel is connecting. */
 #define PROBE_TIMEOUT_MS 1000
 #define MAX_METADATA     16
-
-/* The hand-over through gRPC is invisible to the thread sanitizer, since gRPC is not built with it. */
-#if defined(__SANITIZE_THREAD__)
-void __tsan_acquire(void *p);
-void __tsan_release(void *p);
-#define hand_over(p) __tsan_release(p)
-#define take_over(p) __tsan_acquire(p)
-#else
-#define hand_over(p) ((void)(p))
-#define take_over(p) ((void)(p))
-#endif
-
-struct tag {
-    struct mailbox_item item;
-    void (*fn)(struct tag *tag, bool ok);
-    bool ok;
-};
 
 /* What comes with a call's end. */
 struct status {
@@ -112,18 +95,6 @@ static struct grpc_link_call *grpc_link_call(struct rpc_link_call *c)
 
 /* --- tags ------------------------------------------------------------------------------------- */
 
-static void tag_run(struct mailbox_item *item)
-{
-    struct tag *t = container_of(item, struct tag, item);
-    t->fn(t, t->ok);
-}
-
-static void tag_init(struct tag *t, void (*fn)(struct tag *tag, bool ok))
-{
-    *t = (struct tag){.item = {.fn = tag_run}, .fn = fn};
-    queue_init(&t->item.link);
-}
-
 static void *wait_on_queue(void *arg)
 {
     struct grpc_link *l = arg;
@@ -131,10 +102,7 @@ static void *wait_on_queue(void *arg)
         grpc_event e = grpc_completion_queue_next(l->cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
         if (e.type == GRPC_QUEUE_SHUTDOWN)
             break;
-        struct tag *t = e.tag;
-        take_over(t);
-        t->ok = e.success != 0;
-        (void)mailbox_post(&l->mailbox, &t->item);
+        (void)mailbox_post(&l->mailbox, &tag_of(&e)->item);
     }
     (void)mailbox_post(&l->mailbox, &l->thread_ended);
     return NULL;

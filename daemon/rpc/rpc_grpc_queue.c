@@ -12,28 +12,6 @@
  * answered by then, and two switches between threads are saved. */
 #define LOOKS_AGAIN 2
 
-static void tag_run(struct mailbox_item *item)
-{
-    struct tag *t = container_of(item, struct tag, item);
-    t->fn(t, t->ok);
-}
-
-void rpc_grpc_tag_init(struct tag *t, void (*fn)(struct tag *tag, bool ok))
-{
-    queue_init(&t->item.link);
-    t->item.fn = tag_run;
-    t->fn = fn;
-    t->ok = false;
-}
-
-static struct tag *tag_of(const grpc_event *e)
-{
-    struct tag *t = e->tag;
-    take_over(t);
-    t->ok = e->success != 0;
-    return t;
-}
-
 void *rpc_grpc_wait(void *arg)
 {
     struct rpc_server *s = arg;

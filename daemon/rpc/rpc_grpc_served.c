@@ -335,9 +335,9 @@ static struct served *call_new(struct slot *slot)
     c->call = slot->call;
     c->status_text = grpc_empty_slice();
     c->trailer.value = grpc_empty_slice();
-    rpc_grpc_tag_init(&c->close_tag, on_closed);
-    rpc_grpc_tag_init(&c->receive_tag, on_received);
-    rpc_grpc_tag_init(&c->send_tag, on_sent);
+    tag_init(&c->close_tag, on_closed);
+    tag_init(&c->receive_tag, on_received);
+    tag_init(&c->send_tag, on_sent);
     set_deadline(c, slot->deadline);
     identify(s, slot, &c->base.identity);
     c->base.metadata = pack_metadata(&slot->metadata);
@@ -442,7 +442,7 @@ static void slot_init(struct slot *slot, struct rpc_server *s, const struct rpc_
                       void *registered)
 {
     *slot = (struct slot){.server = s, .entry = entry, .registered = registered};
-    rpc_grpc_tag_init(&slot->tag, on_request);
+    tag_init(&slot->tag, on_request);
 }
 
 int rpc_grpc_slots_make(struct rpc_server *s, struct err *e)

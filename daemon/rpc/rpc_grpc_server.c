@@ -346,7 +346,7 @@ static struct rpc_server *server_new(uv_loop_t *loop, const struct rpc_server_op
     s->thread_ended.fn = on_thread_ended;
     queue_init(&s->stream_thread_ended.link);
     s->stream_thread_ended.fn = on_stream_thread_ended;
-    rpc_grpc_tag_init(&s->shutdown_tag, on_shut_down);
+    tag_init(&s->shutdown_tag, on_shut_down);
     queue_init(&s->calls);
     queue_init(&s->relays);
     for (size_t i = 0; i < MAX_LISTENERS; i++)
