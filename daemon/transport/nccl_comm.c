@@ -59,15 +59,14 @@ static ncclResult_t join_lane(struct nccl *n, struct nccl_lane *lane, const nccl
     return n->node->nccl.init(&lane->comm, (int)n->n_ranks, *id, lane->rank, &config);
 }
 
-/* All local ranks in one group. Called without the mutex: nobody else touches communicators now. */
-static ncclResult_t join_all(struct nccl *n)
+/* All local ranks in one group. Called without the mutex: nobody else touches communicators now. The
+ * id is the caller's copy: the next attempt may set another meanwhile. */
+static ncclResult_t join_all(struct nccl *n, const ncclUniqueId *id)
 {
-    ncclUniqueId id;
-    memcpy(id.internal, n->id, sizeof n->id);
     ncclResult_t r = n->node->nccl.start();
     for (uint32_t i = 0; i < n->n_devices && (r == ncclSuccess || r == ncclInProgress); i++)
         if (n->lanes[i].device != NULL)
-            r = join_lane(n, &n->lanes[i], &id);
+            r = join_lane(n, &n->lanes[i], id);
     ncclResult_t end = n->node->nccl.end();
     return r != ncclSuccess && r != ncclInProgress ? r : end;
 }
@@ -82,10 +81,12 @@ static void start_joining(struct nccl *n)
         nccl_shrink_start(n);
         return;
     }
+    ncclUniqueId id;
+    memcpy(id.internal, n->id, sizeof n->id);
     n->has_id = false;
     n->state = NCCL_JOINING;
     (void)pthread_mutex_unlock(&n->mutex);
-    ncclResult_t r = join_all(n);
+    ncclResult_t r = join_all(n, &id);
     (void)pthread_mutex_lock(&n->mutex);
     if (r != ncclSuccess && r != ncclInProgress) {
         char text[256];
