@@ -53,6 +53,17 @@ class RunTests(unittest.TestCase):
         self.assertIn("over its time of 0.3 s", r.stdout)
         self.assertIn("can't be started", r.stdout)
 
+    def test_what_failed_is_said_whatever_comes_after_it_and_again_at_the_end(self):
+        queue = self.folder / "queue"
+        says = ("FAIL: test_a (__main__.A)", "AssertionError: 3 != 4 : communicators", "grpc._channel._InactiveRpcError: <_InactiveRpcError of",
+                "test/test_x.c:224:F:core:name:0: Assertion 'a == b' failed", "SUMMARY: ThreadSanitizer: data race daemon/a.c:9 in f")
+        text = "".join(f'echo "{line}"\n' for line in ("ok line", "2026-11-30T02:25:01Z warn reshardd: attempt 2 failed", *says))
+        queue.write_text(json.dumps({"command": [self.program("p", text + 'seq 1000; echo "1 passed, 2 failed"; exit 1')], "label": "x ",
+                                     "log": str(self.folder / "log"), "timeout": 60, "env": dict(os.environ)}) + "\n" + json.dumps("end") + "\n")
+        out = self.run_tests("--serve", queue).stdout
+        self.assertEqual([line[7:] for line in out.splitlines() if line.startswith("     | ")][:6], [*says, "…"])
+        self.assertEqual([line[5:] for line in out.split("failed: x p: exit status 1, 2 failed\n")[1].splitlines()], list(says))
+
     def test_no_program_runs_twice_at_once_and_the_longest_begins(self):
         # Both of a name take what is there once; of others the one that test/times calls the longest comes first.
         work = f'mkdir {self.folder}/taken || exit 1; seq 300000 >/dev/null; rmdir {self.folder}/taken; echo "1 passed, 0 failed"'
