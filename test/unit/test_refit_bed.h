@@ -169,6 +169,15 @@ static inline int code(const struct bed *b, uint64_t cookie)
     return s->a.code;
 }
 
+/* The answer has this code, and the word stands in its text. */
+static inline void says(const struct bed *b, uint64_t cookie, int expected, const char *word)
+{
+    const struct seen *s = answer(b, cookie);
+    ck_assert_ptr_nonnull(s);
+    ck_assert_int_eq(s->a.code, expected);
+    ck_assert_msg(strstr(s->text, word) != NULL, "'%s' is not in: %s", word, s->text);
+}
+
 /* --- events --- */
 
 static inline void layout(struct bed *b, enum refit_side side, const char *name, uint32_t n_ranks,
@@ -248,6 +257,19 @@ static inline uint64_t submit(struct bed *b, uint64_t version, const char *id, u
     ev.cookie = ++b->next_cookie;
     step(b, ev);
     return ev.cookie;
+}
+
+static inline void submit_min(struct bed *b, uint64_t version, const char *id, uint32_t min)
+{
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
+                                  .min_instances = min};
+    uint8_t content[16] = {1};
+    struct refit_event ev = submit_event(version, id, content);
+    ev.submit.policies = &policy;
+    ev.submit.n_policies = 1;
+    ev.cookie = ++b->next_cookie;
+    step(b, ev);
+    ck_assert_int_eq(code(b, ev.cookie), 0);
 }
 
 static inline void publish(struct bed *b, uint64_t worker, uint64_t version, uint64_t publication)

@@ -37,14 +37,6 @@ static uint64_t wakes(struct bed *b, uint64_t id, uint32_t node, enum refit_rece
                   (struct attach){id, node, REFIT_DESTINATION, "rollout", 1, receive, true, 0, 0});
 }
 
-static void says(const struct bed *b, uint64_t cookie, int expected, const char *word)
-{
-    const struct seen *s = answer(b, cookie);
-    ck_assert_ptr_nonnull(s);
-    ck_assert_int_eq(s->a.code, expected);
-    ck_assert_msg(strstr(s->text, word) != NULL, "'%s' is not in: %s", word, s->text);
-}
-
 START_TEST(a_version_that_needs_a_sleeper_is_refused_by_its_name_and_not_recorded)
 {
     struct bed b;
