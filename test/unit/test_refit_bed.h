@@ -128,6 +128,16 @@ static inline const struct seen *did(const struct bed *b, enum refit_action_type
     return NULL;
 }
 
+/* The first one that concerns this node. */
+static inline const struct refit_action *did_on(const struct bed *b, enum refit_action_type type,
+                                                uint32_t node)
+{
+    for (size_t i = b->from; i < b->n_seen; i++)
+        if (b->seen[i].a.type == type && b->seen[i].a.node == node)
+            return &b->seen[i].a;
+    return NULL;
+}
+
 static inline unsigned count(const struct bed *b, enum refit_action_type type)
 {
     unsigned n = 0;
@@ -148,6 +158,16 @@ static inline int phase(const struct bed *b, uint64_t version)
 {
     const struct refit_version *v = refit_find_version(b->r, version);
     return v == NULL ? REFIT_NONE : v->phase.state;
+}
+
+static inline const char *reason(const struct bed *b, uint64_t version)
+{
+    return refit_find_version(b->r, version)->reason;
+}
+
+static inline const struct refit_worker *worker(const struct bed *b, uint64_t id)
+{
+    return refit_find_worker(b->r, id);
 }
 
 /* The answer to this cookie, ever; NULL: none yet. Asserts that there is at most one. */
@@ -199,6 +219,17 @@ static inline void layout(struct bed *b, enum refit_side side, const char *name,
 static inline void node_up(struct bed *b, uint32_t node)
 {
     step(b, (struct refit_event){.type = REFIT_EV_NODE_UP, .node = {.node = node}});
+}
+
+static inline void silent(struct bed *b, uint32_t node)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_NODE_SILENT, .node = {.node = node}});
+}
+
+static inline void lost(struct bed *b, uint32_t node, bool expelled)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_NODE_LOST,
+                                 .node = {.node = node, .expelled = expelled}});
 }
 
 struct attach {
@@ -338,6 +369,14 @@ static inline uint64_t abort_version(struct bed *b, uint64_t version)
     uint64_t cookie = ++b->next_cookie;
     step(b, (struct refit_event){
                 .type = REFIT_EV_ABORT, .cookie = cookie, .abort = {version, "by hand"}});
+    return cookie;
+}
+
+static inline uint64_t drain(struct bed *b, uint32_t node, bool on)
+{
+    uint64_t cookie = ++b->next_cookie;
+    step(b, (struct refit_event){
+                .type = REFIT_EV_DRAIN, .cookie = cookie, .drain = {.node = node, .on = on}});
     return cookie;
 }
 

@@ -1,11 +1,6 @@
 /* Who may feed others in the trainer's place: only who was compared with what the trainer sent. */
 #include "test/unit/test_refit_bed.h"
 
-static const struct refit_worker *worker(const struct bed *b, uint64_t id)
-{
-    return refit_find_worker(b->r, id);
-}
-
 static void known(struct bed *b, uint32_t node)
 {
     step(b, (struct refit_event){

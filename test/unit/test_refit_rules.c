@@ -1,11 +1,6 @@
 /* Rules of the decider that nothing else notices the lack of (scripts/mutants). */
 #include "test/unit/test_refit_bed.h"
 
-static const struct refit_worker *worker(const struct bed *b, uint64_t id)
-{
-    return refit_find_worker(b->r, id);
-}
-
 static void submit_with(struct bed *b, uint64_t version, const char *id, const char *layout_name,
                         uint32_t min)
 {
@@ -328,20 +323,12 @@ START_TEST(no_attempt_goes_to_a_node_that_is_silent)
 }
 END_TEST
 
-static uint64_t drain(struct bed *b, uint32_t node)
-{
-    uint64_t cookie = ++b->next_cookie;
-    step(b, (struct refit_event){
-                .type = REFIT_EV_DRAIN, .cookie = cookie, .drain = {.node = node, .on = true}});
-    return cookie;
-}
-
 START_TEST(a_worker_of_a_drained_node_stays_while_it_applies)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
     to_accepting(&b, 1, "a");
-    uint64_t asked = apply(&b, 12, 1, false), drained = drain(&b, 1);
+    uint64_t asked = apply(&b, 12, 1, false), drained = drain(&b, 1, true);
     ck_assert_ptr_null(answer(&b, drained));
     applied(&b, 12, 1, 0);
     ck_assert_int_eq(code(&b, asked), 0);
@@ -357,7 +344,7 @@ START_TEST(a_layout_whose_workers_have_all_been_drained_is_not_waited_for)
     layout(&b, REFIT_DESTINATION, "eval", 1, 1);
     (void)attach(
         &b, (struct attach){21, 1, REFIT_DESTINATION, "eval", 0, REFIT_STAGED_RECEIVE, true, 0, 0});
-    ck_assert_int_eq(code(&b, drain(&b, 1)), 0);
+    ck_assert_int_eq(code(&b, drain(&b, 1, true)), 0);
     submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));

@@ -1,11 +1,6 @@
 /* Workers whose engine has let the memory of its weights go. CASES B29. */
 #include "test/unit/test_refit_bed.h"
 
-static const struct refit_worker *worker(const struct bed *b, uint64_t id)
-{
-    return refit_find_worker(b->r, id);
-}
-
 static int state(const struct bed *b, uint64_t id)
 {
     return refit_worker_state(b->r, worker(b, id));
