@@ -179,7 +179,7 @@ STANDIN_SRC := $(wildcard test/gpu/test_*.c test/standin/test_*.c)
 STANDIN_TESTS := device exec_scaled transport $(patsubst test_%.c,%,$(notdir $(STANDIN_SRC)))
 ifeq ($(CUDA),1)
 STANDIN_CFLAGS = $(filter-out -MMD -MP -Wpedantic,$(CFLAGS_ALL)) -isystem $(CUDA_HOME)/include
-STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) test/standin/cudart.c test/standin/common.c kernels/kernels_task.c \
+STANDIN_RT := $(wildcard test/standin/*.h kernels/*.h) $(wildcard test/standin/cudart_*.c) test/standin/common.c kernels/kernels_task.c \
     kernels/kernels_quantise_task.c daemon/base/err.c
 STANDIN_LIBS := $(addprefix $(STANDIN)/,libnvtx-ranges.so libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1 libnccl.so.2)
 $(STANDIN)/libcudart.so.13: $(STANDIN_RT) test/standin/cudart.map
