@@ -131,22 +131,53 @@ START_TEST(random_held_cells_of_all_nodes_are_left_alone_at_both_ends)
 }
 END_TEST
 
-/* QUIESCED's table. */
-static uint8_t *landed_of(struct rig *r, uint64_t *ret_prints)
+/* By QUIESCED's table, what of each hold has been read back; counts those, and of destinations those that are missing. Where
+ * it had staged already there is no table: nothing. */
+static uint8_t *read_back(struct rig *r, uint64_t *n_read, uint64_t *n_missing)
 {
     const void *data;
     size_t bytes, n = r->program.n_holds;
     struct wire_quiesced q;
+    uint8_t *held = calloc(1, n + 1);
+    if (r->packet->n_fds == 0)
+        return held;
     ck_assert_uint_eq(r->packet->header.body_bytes, sizeof(q));
     memcpy(&q, r->packet->body, sizeof(q));
     ck_assert_uint_eq(q.n_holds, n);
     ck_assert_int_eq(wire_map_fd(r->packet->fds[0], &data, &bytes, NULL), 0);
     ck_assert_uint_eq(bytes, n * 9);
-    uint8_t *landed = malloc(n + 1);
-    memcpy(ret_prints, data, n * 8);
-    memcpy(landed, (const uint8_t *)data + n * 8, n);
+    const uint64_t *prints = data;
+    const uint8_t *landed = (const uint8_t *)data + n * 8;
+    for (size_t k = 0; k < n; k++) {
+        bool dest = r->program.places[r->program.holds[k].place].side == PROGRAM_DESTINATION;
+        held[k] = landed[k] == WIRE_READ;
+        ck_assert_int_eq(prints[k] != 0, held[k]);
+        *n_read += held[k];
+        *n_missing += dest && landed[k] == WIRE_MISSING;
+    }
     wire_unmap(data, bytes);
-    return landed;
+    return held;
+}
+
+/* Aborts once node 1 has got a quarter. Whether something had been read back then, and something was missing: on a busy machine
+ * it may be too early or too late. */
+static bool aborted_in_the_middle(struct cluster *c, uint8_t **ret_held)
+{
+    uint64_t requests[MAX_NODES], n_read = 0, n_missing = 0;
+    const struct wire_progress *p = &c->n[1].progress;
+    prepare_all(c, WIRE_VERIFY_FULL, NULL);
+    start_all(c, requests);
+    while (p->total_bytes == 0 || p->done_bytes < p->total_bytes / 4) {
+        ck_assert(rig_receive(&c->n[1], 20000));
+        ck_assert(c->n[1].packet->header.type == WIRE_PROGRESS ||
+                  c->n[1].packet->header.type == WIRE_STAGED);
+        rig_take_progress(&c->n[1]);
+    }
+    for (uint32_t i = 0; i < c->n_nodes; i++) {
+        rig_abort(&c->n[i]);
+        ret_held[i] = read_back(&c->n[i], &n_read, &n_missing);
+    }
+    return n_read > 0 && n_missing > 0;
 }
 
 /* Bytes of destination holds that are not held. */
@@ -164,41 +195,23 @@ static uint64_t missing_bytes(const struct rig *r, const uint8_t *held)
 START_TEST(a_retry_moves_only_what_is_still_missing)
 {
     struct cluster c;
-    uint64_t requests[3], n_read = 0, n_missing = 0;
+    uint64_t requests[3], version = 1;
     uint8_t *held[MAX_NODES];
     plain_cluster(&c, 1, 2, "Shard(1)", 512);
     cluster_foreach(&c, r)
     {
-        r->o.hello.network_bytes_per_s = 1e6;
+        r->o.hello.network_bytes_per_s = 250e3;
         r->o.plan.least_piece_bytes = 4096;
     }
     cluster_open(&c);
-    new_version(&c, 1);
-    prepare_all(&c, WIRE_VERIFY_FULL, NULL);
-    start_all(&c, requests);
-    pause_us(60000);
-    for (uint32_t i = 0; i < 3; i++) {
-        uint64_t prints[4096];
-        rig_abort(&c.n[i]);
-        ck_assert_uint_le(c.n[i].program.n_holds, 4096);
-        held[i] = landed_of(&c.n[i], prints);
-        for (uint32_t k = 0; k < c.n[i].program.n_holds; k++) {
-            bool dest =
-                c.n[i].program.places[c.n[i].program.holds[k].place].side == PROGRAM_DESTINATION;
-            ck_assert_int_eq(prints[k] != 0, held[i][k] == WIRE_READ);
-            n_read += held[i][k] == WIRE_READ;
-            n_missing += dest && held[i][k] == WIRE_MISSING;
-            held[i][k] = held[i][k] == WIRE_READ;
-        }
-    }
-    ck_assert_uint_gt(n_read, 0);
-    ck_assert_uint_gt(n_missing, 0);
+    for (new_version(&c, version); !aborted_in_the_middle(&c, held); new_version(&c, ++version))
+        free_held(&c, held);
     uint64_t before = stats_of_all(&c).network_received_bytes;
     tell_skips(&c, held);
     prepare_all(&c, WIRE_VERIFY_FULL, held);
     start_all(&c, requests);
     finish_all(&c, requests, true);
-    ck_assert_uint_eq(wrong_at(&c, 1), 0);
+    ck_assert_uint_eq(wrong_at(&c, version), 0);
     uint64_t missing = 0, moved = stats_of_all(&c).network_received_bytes - before;
     cluster_foreach(&c, r)
     {
