@@ -329,6 +329,7 @@ static int ipc_export(const struct driver *v, const struct mapping *m, uint64_t 
     int r = number_of(v, m->base, &x->device.allocation, e);
     if (r != 0)
         return r;
+    x->device.address = m->base;
     int result = v->ipc_handle(x->device.handle, m->base);
     return result == OK ? 0 : said(v, result, RS_EINVAL, "this memory's IPC handle", e);
 }

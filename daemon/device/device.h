@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/process.h"
 #include "device/fence.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels_quantise.h"
@@ -90,12 +91,15 @@ struct device_import {
     enum device_import_kind kind;
     const uint8_t *handle; /* IPC: DEVICE_IPC_BYTES */
     uint64_t generation;   /* IPC: equal handles of unequal generations are unequal memory */
-    int fd;                /* VMM: taken on success */
-    size_t bytes;          /* the whole allocation's, or all of the parts' */
+    const struct process_id *owner; /* IPC: who exported it; NULL: not known */
+    void *address;                  /* and where the allocation begins there; NULL: not known */
+    int fd;                         /* VMM: taken on success */
+    size_t bytes;                   /* the whole allocation's, or all of the parts' */
     const struct device_import_part *parts; /* VMM: these, one behind the other, instead of fd */
     uint32_t n_parts;                       /* 0: there is fd */
 };
-/* All of it, or nothing. IPC is opened once per (handle, generation) and counted. RS_EPRECOND: the device has no memory of its own
+/* All of it, or nothing. IPC is opened once per (handle, generation) and counted; where this process is the owner, in which a
+ * handle can't be opened, the memory is used where it lies. RS_EPRECOND: the device has no memory of its own
  * (host). RS_EINVAL: the owner is gone or has freed it, or it is smaller, on another device, or of a
  * kind that can't be had this way; the text says which, as far as it can be known. RS_EEXHAUSTED:
  * too many are open. */

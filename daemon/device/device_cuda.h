@@ -70,9 +70,8 @@ void device_cuda_fail(struct device *d, const char *text);
  * A worker's allocation by its IPC handle. Opened once per (handle, generation) and counted, so that
  * tensors of one allocation share it; another generation is memory that came later, whatever its
  * handle looks like. RS_EINVAL: the exporter is gone, is this process, or the memory is of a kind that
- * has no such handle, has fewer than `bytes`, or is on another device. (This process: CASES C16. CUDA opens
- * no handle there, and no pointer is kept for it: the data plane is a process of its own, exec'd, in
- * which no worker can be, and libreshard imports nothing.) */
+ * has no such handle, has fewer than `bytes`, or is on another device. (device_import is told who the exporter is, and takes
+ * what this process has exported where it lies, if the handle is of what lies there now: CASES C16.) */
 int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t generation,
                            size_t bytes, void **ret, struct err *e);
 /* The exporter may free its memory once this has returned: the last one closes. RS_ENOTFOUND: not

@@ -124,23 +124,50 @@ static int handle_room(struct device_cuda *c, struct err *e)
     return r == 0 ? 0 : err_set(e, r, "CUDA device %u: out of memory", c->base.local);
 }
 
-int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t generation,
-                           size_t bytes, void **ret, struct err *e)
+/* What lies at an address of this process, if that is what the handle was made of: memory that was freed since is not, nor is
+ * what came to lie there after it. */
+static int use_own(const struct device_cuda *c, const uint8_t *handle, size_t bytes, void *address,
+                   struct err *e)
+{
+    cudaIpcMemHandle_t now;
+    cudaError_t code = cudaSetDevice(c->ordinal);
+    if (code == cudaSuccess)
+        code = cudaIpcGetMemHandle(&now, address);
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        (void)cuda_said(c, code,
+                        "an IPC handle of this process: its memory must not have been freed", e);
+        if (e != NULL)
+            e->code = RS_EINVAL;
+        return RS_EINVAL;
+    }
+    if (memcmp(&now, handle, sizeof now) != 0)
+        return err_set(e, RS_EINVAL,
+                       "CUDA device %u: an IPC handle of this process: other memory lies there now",
+                       c->base.local);
+    return check_opened(c, address, bytes, e);
+}
+
+/* address: in this process, which is the owner; NULL: another one is. */
+static int import_handle(struct device *d, const uint8_t *handle, uint64_t generation,
+                         void *address, size_t bytes, void **ret, struct err *e)
 {
     struct device_cuda *c = cuda_of(d);
     struct open_handle *at = NULL;
     int r = 0;
     pthread_mutex_lock(&c->mutex);
     for (size_t i = 0; i < c->n_handles; i++)
-        if (c->handles[i].generation == generation &&
+        if (c->handles[i].generation == generation && c->handles[i].own == (address != NULL) &&
             memcmp(c->handles[i].handle, handle, DEVICE_CUDA_IPC_BYTES) == 0)
             at = &c->handles[i];
     if (at != NULL)
         r = check_opened(c, at->base, bytes, e);
     else if ((r = handle_room(c, e)) == 0) {
-        struct open_handle new = {.generation = generation};
+        struct open_handle new = {
+            .generation = generation, .base = address, .own = address != NULL};
         memcpy(new.handle, handle, sizeof new.handle);
-        r = open_ipc(c, handle, bytes, &new.base, e);
+        r = new.own ? use_own(c, handle, bytes, address, e)
+                    : open_ipc(c, handle, bytes, &new.base, e);
         if (r == 0) {
             at = &c->handles[c->n_handles++];
             *at = new;
@@ -154,16 +181,23 @@ int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t gen
     return r;
 }
 
+int device_cuda_import_ipc(struct device *d, const uint8_t *handle, uint64_t generation,
+                           size_t bytes, void **ret, struct err *e)
+{
+    return import_handle(d, handle, generation, NULL, bytes, ret, e);
+}
+
 int device_cuda_close_ipc(struct device *d, void *p, struct err *e)
 {
     struct device_cuda *c = cuda_of(d);
-    bool found = false, last = false;
+    bool found = false, last = false; /* last: of those who had it open */
     pthread_mutex_lock(&c->mutex);
     for (size_t i = 0; i < c->n_handles && !found; i++) {
         found = c->handles[i].base == p;
-        last = found && --c->handles[i].n_users == 0;
-        if (last)
-            c->handles[i] = c->handles[--c->n_handles];
+        if (!found || --c->handles[i].n_users > 0)
+            continue;
+        last = !c->handles[i].own;
+        c->handles[i] = c->handles[--c->n_handles];
     }
     cudaError_t code = last ? cudaSetDevice(c->ordinal) : cudaSuccess;
     if (last && code == cudaSuccess) /* with the lock: nobody opens it while it is being closed */
@@ -384,8 +418,12 @@ int device_cuda_close_vmm(struct device *d, void *p, size_t bytes, struct err *e
 
 int cuda_import(struct device *d, const struct device_import *from, void **ret, struct err *e)
 {
+    struct process_id self;
+    bool own = from->owner != NULL && from->address != NULL && process_id_self(&self) &&
+               process_id_equal(from->owner, &self);
     if (from->kind == DEVICE_IMPORT_IPC)
-        return device_cuda_import_ipc(d, from->handle, from->generation, from->bytes, ret, e);
+        return import_handle(d, from->handle, from->generation, own ? from->address : NULL,
+                             from->bytes, ret, e);
     if (from->n_parts > 0)
         return device_cuda_import_vmm_parts(d, from->parts, from->n_parts, from->bytes, ret, e);
     return device_cuda_import_vmm(d, from->fd, from->bytes, ret, e);
@@ -403,7 +441,8 @@ void cuda_import_close(struct device *d, enum device_import_kind kind, void *p, 
 void cuda_import_close_all(struct device_cuda *c)
 {
     for (size_t i = 0; i < c->n_handles; i++)
-        (void)cudaIpcCloseMemHandle(c->handles[i].base);
+        if (!c->handles[i].own)
+            (void)cudaIpcCloseMemHandle(c->handles[i].base);
     mem_free(c->handles);
     while (c->n_spans > 0)
         (void)device_cuda_close_vmm(&c->base, c->spans[0]->base, c->spans[0]->bytes, NULL);

@@ -26,6 +26,7 @@ struct open_handle {
     uint64_t generation;
     void *base;
     uint32_t n_users;
+    bool own; /* this process's memory, at its own address: nothing was opened */
 };
 
 /* VMM memory as it was mapped, which is how it must be unmapped. */

@@ -38,6 +38,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/process.h"
 #include "base/random.h"
 
 #define WIRE_PROTOCOL UINT32_C(5)
@@ -176,6 +177,9 @@ struct wire_map {
     uint64_t offset, allocation_bytes;
     uint64_t generation; /* CUDA_IPC: tells allocations apart whose handles are equal */
     uint8_t handle[WIRE_HANDLE_BYTES];
+    /* CUDA_IPC: who exported it, and where the allocation begins there. A data plane in that process takes it as it lies. */
+    struct process_id owner;
+    uint64_t address; /* 0: not known */
 };
 
 /* fd 0: the encoded binding (memory/memory.h); fd 1: one byte per tensor of the worker's layout,

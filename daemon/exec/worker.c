@@ -118,6 +118,8 @@ static int map_memory(struct plane *p, const struct wire_packet *packet, const s
                                                                           : DEVICE_IMPORT_VMM,
                                  .handle = m->handle,
                                  .generation = m->generation,
+                                 .owner = &m->owner,
+                                 .address = (void *)(uintptr_t)m->address,
                                  .fd = fd,
                                  .bytes = m->allocation_bytes};
     if (m->kind == WIRE_SEGMENT_CUDA_VMM_PARTS) {

@@ -32,8 +32,8 @@
  * comes each one's descriptor, in that order, all in one message; `allocation_bytes` is what they are
  * together, and `offset` counts from the first one's beginning. At most MEMORY_MAX_PARTS, as
  * SCM_RIGHTS takes 253 descriptors. An allocation is mapped from its beginning (cuMemMap takes no other
- * offset). Kind 4 came to protocol 1 later than the others: an older daemon refuses it by its number, and what
- * older clients send is taken as ever. The daemon opens each allocation once and closes it
+ * offset). Kind 4 and memory_device.address came to protocol 1 later than the others: an older daemon refuses the one by its
+ * number and does not look at the other, and what older clients send is taken as ever. The daemon opens each allocation once and closes it
  * before it answers a SEGMENT_DROP: free the memory after that answer, never before it. It must be
  * on a device of the daemon (backend = cuda), and on the one that the worker attaches with. */
 #ifndef RS_MEMORY_MEMORY_SOCKET_H
@@ -83,6 +83,7 @@ struct memory_device {
     uint64_t allocation;
     uint32_t local; /* SEGMENT_REPLY: the node's number of the device, for Attach */
     uint32_t reserved;
+    uint64_t address; /* CUDA_IPC: where the allocation begins in the client; 0: not told */
 };
 
 /* One size for all records keeps both ends simple: read until sizeof(struct memory_record). */

@@ -61,6 +61,8 @@ static int map_send(struct lease *l, uint32_t i, struct err *e)
         body.allocation_bytes = s->device.allocation_bytes;
         body.generation = s->device.allocation;
         memcpy(body.handle, s->device.handle, sizeof body.handle);
+        body.owner = s->owner;
+        body.address = s->device.address;
     }
     struct wire_header h = {.type = WIRE_MAP, .model = l->model->id, .worker = l->id};
     for (uint32_t k = 0; in_parts && k < s->n_parts; k++)

@@ -390,6 +390,8 @@ static int segment_fill(struct connection *c, struct segment *s, struct err *e)
     s->offset = r->device.offset;
     if (r->kind == MEMORY_SEGMENT_CUDA_IPC) {
         s->memory = ipc_memory_number(r);
+        if (r->device.address != 0)
+            (void)process_id_of(c->client.pid, &s->owner);
         return 0;
     }
     if (r->kind == MEMORY_SEGMENT_CUDA_VMM_PARTS) {

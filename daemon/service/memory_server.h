@@ -13,6 +13,7 @@
 #include <uv.h>
 
 #include "base/err.h"
+#include "base/process.h"
 #include "base/queue.h"
 #include "memory/memory_socket.h"
 #include "service/config.h"
@@ -38,6 +39,8 @@ struct segment {
     uint32_t kind; /* enum memory_segment_kind */
     struct memory_device
         device; /* of a GPU's memory, its texts ended; `local` is the node's number */
+    struct process_id
+        owner; /* CUDA_IPC: the client's, by the kernel; names none where it can't be told */
     bool writable;
     uint32_t n_uses;   /* workers that are attached with it */
     uint32_t n_mapped; /* workers for which the data plane has, or may have, it mapped */

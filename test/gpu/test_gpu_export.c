@@ -315,6 +315,79 @@ START_TEST(a_tensor_over_three_vmm_allocations_is_handed_over_by_its_pointer)
 }
 END_TEST
 
+/* What is exported is imported in the same process; `owner` is who it is said to be. */
+static int import_here(struct device *d, const struct segment_export *x,
+                       const struct process_id *owner, void **ret, struct err *e)
+{
+    struct device_import from = {.kind = DEVICE_IMPORT_IPC,
+                                 .handle = x->device.handle,
+                                 .generation = x->device.allocation,
+                                 .owner = owner,
+                                 .address = (void *)(uintptr_t)x->device.address,
+                                 .fd = -1,
+                                 .bytes = x->device.allocation_bytes};
+    return device_import(d, &from, ret, e);
+}
+
+/* CASES.md C16 (openucx/ucx#11603): CUDA opens no handle in the process that made it. */
+START_TEST(what_this_process_has_exported_is_used_where_it_lies)
+{
+    static uint8_t data[SHARD_BYTES], seen[SHARD_BYTES];
+    struct device *d = NULL;
+    struct err e = {0};
+    struct segment_export x;
+    struct process_id self;
+    void *p = NULL, *q = NULL;
+    char *base = malloc_memory();
+    ck_assert_ptr_nonnull(base);
+    ck_assert_msg(cuda_export(base + OFFSET, SHARD_BYTES, &x, &e) == 0, "%s", e.text);
+    ck_assert_msg(device_open("cuda", 0, NULL, NULL, &d, &e) == 0, "%s", e.text);
+    ck_assert(process_id_self(&self));
+    for (size_t i = 0; i < SHARD_BYTES; i++)
+        data[i] = byte_at(i);
+    ck_assert_int_eq(cudaMemcpy(base + OFFSET, data, SHARD_BYTES, cudaMemcpyHostToDevice),
+                     cudaSuccess);
+
+    ck_assert_msg(import_here(d, &x, &self, &p, &e) == 0, "%s", e.text);
+    ck_assert_msg(import_here(d, &x, &self, &q, &e) == 0, "%s", e.text);
+    ck_assert_ptr_eq(p, base);
+    ck_assert_ptr_eq(q, base);
+    struct process_id others[] = {self, self, self};
+    others[0].pid_namespace++;
+    others[1].start++;
+    others[2].pid++;
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(import_here(d, &x, &others[i], &q, &e), RS_EINVAL);
+        ck_assert_ptr_nonnull(strstr(e.text, "another process than this"));
+    }
+    ck_assert_int_eq(import_here(d, &x, NULL, &q, &e), RS_EINVAL);
+    struct segment_export more = x;
+    more.device.allocation_bytes++;
+    ck_assert_int_eq(import_here(d, &more, &self, &q, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "were declared"));
+
+    device_import_close(d, DEVICE_IMPORT_IPC, p, ALLOCATION_BYTES);
+    device_import_close(d, DEVICE_IMPORT_IPC, p,
+                        ALLOCATION_BYTES); /* as often as it was imported */
+    ck_assert_int_eq(device_error(d, &e), 0);
+    ck_assert_int_eq(cudaMemcpy(seen, base + OFFSET, SHARD_BYTES, cudaMemcpyDeviceToHost),
+                     cudaSuccess); /* it is still its owner's */
+    ck_assert_mem_eq(seen, data, SHARD_BYTES);
+
+    char *later = malloc_memory(); /* C21: the handle is of memory that is there no more */
+    struct segment_export stale = x;
+    ck_assert_ptr_nonnull(later);
+    stale.device.address = (uintptr_t)later;
+    ck_assert_int_eq(import_here(d, &stale, &self, &q, &e), RS_EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "other memory lies there now"));
+    ck_assert_int_eq(cudaFree(base), cudaSuccess);
+    ck_assert_int_eq(import_here(d, &x, &self, &q, &e), RS_EINVAL);
+    ck_assert_int_eq(device_error(d, &e), 0);
+    ck_assert_int_eq(cudaFree(later), cudaSuccess);
+    device_close(d);
+}
+END_TEST
+
 static int n_descriptors(void)
 {
     int n = 0;
@@ -385,6 +458,7 @@ END_TEST
     X(a_part_of_an_allocation_is_handed_over_by_its_pointer)                                       \
     X(a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer)                                    \
     X(a_tensor_over_three_vmm_allocations_is_handed_over_by_its_pointer)                           \
+    X(what_this_process_has_exported_is_used_where_it_lies)                                        \
     X(an_export_of_several_vmm_allocations_is_all_of_them_or_nothing)                              \
     X(a_pools_memory_and_host_memory_are_refused_with_their_kind)
 #include "test/lib/main.h"

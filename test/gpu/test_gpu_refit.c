@@ -2,6 +2,7 @@
  * backend cuda: all ranks on one GPU, and on several where there are. Workers' memory is host
  * memory that the GPU reaches. */
 #include <check.h>
+#include <cuda_runtime_api.h>
 
 #include "test/lib/scaled_cases.h"
 
@@ -105,8 +106,72 @@ START_TEST(a_colocated_refit_makes_float8_with_its_scales_on_one_gpu)
 }
 END_TEST
 
+/* CASES.md C16: a client and the data plane in one process. What is mapped is the client's memory itself: a publication by it
+ * has the fingerprints of the same bytes in host memory. */
+START_TEST(a_client_in_the_data_planes_own_process_is_read_where_its_memory_lies)
+{
+    struct rig r;
+    void *mine = NULL;
+    cudaIpcMemHandle_t handle;
+    cuda_rig(&r, 16, 1);
+    sides(&r, 16, false, 1, 1);
+    rig_open(&r);
+    rig_fill_sources(&r, 1);
+    struct rig_worker *host = &r.workers[0], own = *host;
+    const size_t n = host->memory[WIRE_LIVE].bytes;
+    const uint32_t n_tensors = r.layouts[0]->n_tensors;
+    ck_assert_uint_eq(host->layout, 0);
+    ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+    ck_assert_int_eq(cudaMalloc(&mine, n), cudaSuccess);
+    ck_assert_int_eq(cudaMemcpy(mine, host->memory[WIRE_LIVE].data, n, cudaMemcpyHostToDevice),
+                     cudaSuccess);
+    ck_assert_int_eq(cudaIpcGetMemHandle(&handle, mine), cudaSuccess);
+    struct wire_map m = {.bytes = n,
+                         .segment = WIRE_LIVE,
+                         .kind = WIRE_SEGMENT_CUDA_IPC,
+                         .allocation_bytes = n,
+                         .address = (uintptr_t)mine};
+    memcpy(m.handle, &handle, sizeof m.handle);
+    ck_assert(process_id_self(&m.owner));
+    own.id = 16161616;
+    own.device = 0;
+    rig_expect(&r, rig_send(&r, WIRE_MAP, own.id, &m, sizeof m, NULL, 0, NULL, 0), WIRE_MAPPED);
+    ck_assert_msg(r.packet->header.code == 0, "%s", rig_failure(&r)->text);
+    rig_bind(&r, &own, WIRE_LIVE);
+    uint64_t *tables[2];
+    const uint64_t ids[] = {host->id, own.id};
+    r.version = 1;
+    for (unsigned i = 0; i < 2; i++) {
+        const struct wire_publish publish = {0};
+        rig_expect(&r,
+                   rig_send(&r, WIRE_PUBLISH, ids[i], &publish, sizeof publish, NULL, 0, NULL, 0),
+                   WIRE_PUBLISHED);
+        tables[i] = rig_table(&r, n_tensors);
+    }
+    ck_assert_mem_eq(tables[0], tables[1], n_tensors * sizeof **tables);
+    uint64_t any = 0;
+    for (uint32_t t = 0; t < n_tensors; t++)
+        any |= tables[0][t];
+    ck_assert_uint_ne(any, 0);
+
+    rig_expect(&r, rig_send(&r, WIRE_UNBIND, own.id, NULL, 0, NULL, 0, NULL, 0), WIRE_UNBOUND);
+    m.owner.start++;
+    rig_expect(&r, rig_send(&r, WIRE_MAP, own.id, &m, sizeof m, NULL, 0, NULL, 0), WIRE_MAPPED);
+    ck_assert_int_eq(r.packet->header.code, RS_EINVAL);
+    char *back = malloc(n);
+    ck_assert_int_eq(cudaMemcpy(back, mine, n, cudaMemcpyDeviceToHost), cudaSuccess);
+    ck_assert_mem_eq(back, host->memory[WIRE_LIVE].data, n);
+    ck_assert_int_eq(cudaFree(mine), cudaSuccess);
+    free(back);
+    free(tables[0]);
+    free(tables[1]);
+    rig_close(&r);
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(a_colocated_refit_lands_every_element_on_one_gpu)                                            \
+    X(a_client_in_the_data_planes_own_process_is_read_where_its_memory_lies)                       \
     X(a_refit_between_gpus_lands_every_element)                                                    \
     X(a_colocated_refit_makes_float8_with_its_scales_on_one_gpu)
 #include "test/lib/main.h"
