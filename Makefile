@@ -85,7 +85,7 @@ CUDA_STAMP := $(BUILD)/cuda-$(CUDA)
 $(CUDA_STAMP):
 	@mkdir -p $(@D); rm -f $(BUILD)/cuda-[01]; touch $@
 CUDA_ONLY := $(wildcard daemon/device/device_cuda*.c) daemon/transport/transport_nccl.c $(wildcard daemon/transport/nccl_*.c)
-RS_CUDA_OBJ := $(addprefix $(BUILD)/obj/,daemon/device/device.o daemon/exec/hello.o daemon/exec/data_plane.o daemon/exec/links.o daemon/exec/ring.o daemon/exec/pairs.o test/unit/test_transport.o)
+RS_CUDA_OBJ := $(addprefix $(BUILD)/obj/,daemon/device/device.o daemon/exec/hello.o daemon/exec/data_plane.o daemon/exec/links.o daemon/exec/ring.o daemon/exec/pairs.o daemon/transport/transport.o test/unit/test_transport.o)
 ifeq ($(CUDA),1)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--push-state,--as-needed -lcudart -Wl,--pop-state
 LIBS_kernels += $(CUDA_LIBS)

@@ -19,6 +19,7 @@
 #include "exec/budget.h"
 #include "refit/refit.h"
 #include "service/roles.h"
+#include "transport/transport.h"
 
 #include "base/banned.h"
 
@@ -529,6 +530,8 @@ static int backend_check(struct config *c, struct err *e)
                          : "transport: nccl needs GPUs: set backend = cuda, or transport = memory");
     if (r == 0)
         r = device_backend_check(c->backend, c->devices, c->n_gpus != 0 ? names : NULL, e);
+    if (r == 0)
+        r = transport_check(c->transport, e);
     return r == 0 ? 0 : err_prefix(e, r, "[devices]");
 }
 

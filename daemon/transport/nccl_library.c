@@ -52,6 +52,15 @@ static int library_open(struct transport_nccl_node *node, struct err *e)
     return 0;
 }
 
+int transport_nccl_check(struct err *e)
+{
+    struct transport_nccl_node node = {0};
+    int r = library_open(&node, e);
+    if (node.handle != NULL)
+        (void)dlclose(node.handle); /* asked for its version alone, it has started nothing */
+    return r;
+}
+
 int transport_nccl_node_open(struct transport_nccl_node **ret, struct err *e)
 {
     struct transport_nccl_node *node = mem_zalloc(sizeof *node);

@@ -1,11 +1,24 @@
 #include "transport/transport.h"
 
+#include <string.h>
 #include <sys/uio.h>
 
 #include "base/crash.h"
 #include "kernels/kernels_dtype.h"
+#include "transport/transport_nccl.h"
 
 #include "base/banned.h"
+
+int transport_check(const char *name, struct err *e)
+{
+    if (strcmp(name, "nccl") != 0)
+        return 0;
+#if defined(RS_CUDA)
+    return transport_nccl_check(e);
+#else
+    return err_set(e, RS_EUNIMPL, "transport 'nccl' is not in this build: build with CUDA=1");
+#endif
+}
 
 int transport_begin(struct transport *t, uint64_t attempt, struct err *e)
 {

@@ -87,6 +87,10 @@ struct transport_mem_options {
     struct fence *fence; /* as in transport_tcp_options */
 };
 
+/* For start-up: 0 where a transport of that name ("memory", "tcp", "nccl") can run here. RS_EPRECOND: NCCL isn't there, or is
+ * too old: says so. RS_EUNIMPL: not in this build. */
+int transport_check(const char *name, struct err *e);
+
 /* All the plan's devices are local. devices[i] is the plan's device i (NULL where it does not take
  * part). */
 int transport_mem_open(struct device *const *devices, uint32_t n_devices, uint64_t epoch,

@@ -28,6 +28,8 @@ enum { TRANSPORT_NCCL_ID_BYTES = 128 };
 int transport_nccl_environment(const char *address, struct err *e);
 /* As NCCL reads NCCL_SOCKET_IFNAME: "eth,ib" prefixes, "=eth0" the name itself, "^docker" all others. Pure. */
 bool transport_nccl_interface_matches(const char *list, const char *name);
+/* What opening a node would say. Keeps nothing. */
+int transport_nccl_check(struct err *e);
 /* Loads the library. RS_EPRECOND: it isn't there, or is older than 2.28: says so. */
 int transport_nccl_node_open(struct transport_nccl_node **ret, struct err *e);
 /* As NCCL counts: 22809 is 2.28.9. */

@@ -2,6 +2,7 @@
 """Which GPUs a daemon takes, and how much of them: through the real daemon on the stand-in for GPUs (make check-standin)."""
 import json
 import unittest
+import unittest.mock
 
 from gpu_memory import *
 from standin_counters import *
@@ -58,6 +59,47 @@ class Names(unittest.TestCase):
         refuses(self, {"devices__devices": 2, "devices__domains": "", "devices__gpus": f"{CUDA.uuid(1)} 1"},
                 "one GPU", CUDA.uuid(1), "name each once")
         refuses(self, {"devices__devices": 2, "devices__domains": "", "devices__gpus": "0"}, "1 are named", "devices = 2")
+
+
+@on_standin
+class Missing(unittest.TestCase):
+    """backend = cuda where it can't run is refused before the daemon begins anything, with what is missing and the remedy."""
+
+    def libraries(self, *names):
+        """Of the stand-in's, these alone."""
+        folder = tempfile.mkdtemp(prefix="standin-libraries-")
+        self.addCleanup(shutil.rmtree, folder)
+        for name in names:
+            os.symlink(BUILD / "standin" / name, f"{folder}/{name}")
+        return folder
+
+    def refused(self, environment, *words):
+        """By the settings' check, and by a start, whose log has nothing of a data plane."""
+        with unittest.mock.patch.dict(os.environ, environment):
+            refuses(self, {"devices__devices": 2, "devices__domains": ""}, *words)
+            d = Daemon(devices__devices=2, devices__domains="")
+            self.addCleanup(shutil.rmtree, d.dir)
+            r = subprocess.run(d.argv(), capture_output=True, text=True, timeout=WAIT_S)
+            self.assertNotEqual(r.returncode, 0)
+            self.assertIn(words[0], r.stderr)
+            self.assertNotIn("data plane", r.stdout + r.stderr)
+
+    def test_a_machine_without_a_driver_is_told_so(self):
+        here = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+        if subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], env=here, capture_output=True).returncode == 0:
+            self.skipTest("this machine has a driver")
+        # The runtime is the real one, by the program's own path, and looks for a driver.
+        self.refused({"LD_LIBRARY_PATH": self.libraries("libnvidia-ml.so.1", "libnccl.so.2")}, "no NVIDIA driver", "use backend 'host'")
+
+    def test_a_machine_without_a_visible_gpu_or_with_too_few_is_told_so(self):
+        self.refused({"STANDIN_DEVICES": "0"}, "is a GPU visible here?", "use backend 'host'")
+        self.refused({"STANDIN_DEVICES": "1"}, "2 devices are set, 1 GPUs are there")
+
+    def test_a_machine_without_nccl_or_with_an_old_one_is_told_so(self):
+        folder = self.libraries(*backends.LIBRARIES[:3])
+        pathlib.Path(folder, "libnccl.so.2").touch()  # found before one that the machine may have
+        self.refused({"LD_LIBRARY_PATH": folder}, "libnccl.so.2", "install NCCL 2.28 or newer")
+        self.refused({"STANDIN_NCCL_VERSION": "22703"}, "version 2.27.3 is installed, 2.28 or newer is needed")
 
 
 @on_standin
