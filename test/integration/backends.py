@@ -56,6 +56,7 @@ FILES = {
     "test_disk.py": EVERYWHERE,
     "test_doctor.py": File("looks at machines made of libraries of its own; no daemon takes part", "reshardctl"),
     "test_faults.py": EVERYWHERE,
+    "test_gpu_check.py": File("tries a script that wants a GPU; no daemon takes part", "python"),
     "test_hostile.py": EVERYWHERE,
     "test_members.py": EVERYWHERE,
     "test_nodes.py": File(without={
