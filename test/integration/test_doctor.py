@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -39,9 +40,12 @@ def library(folder, name, source, **define):
                     "-o", folder / name, code], check=True)
 
 
-def doctor(folder, *args, **environment):
+def doctor(folder, *args, limit=None, before=(), **environment):
+    """limit: of its locked memory, in bytes; before: a program that runs it."""
     env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "RESHARD_SOCKET": str(folder / "nobody.sock"), **environment}
-    r = subprocess.run([BUILD / "reshardctl", "doctor", "--json", *map(str, args)], capture_output=True, text=True, env=env)
+    lower = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+    r = subprocess.run([*before, BUILD / "reshardctl", "doctor", "--json", *map(str, args)], capture_output=True, text=True, env=env,
+                       preexec_fn=lower)
     return r.returncode, json.loads(r.stdout)["findings"]
 
 
@@ -107,6 +111,52 @@ def devices_are_found_with_what_each_lacks(folder):
     assert code == 0 and ("note", "1: Second, compute capability 7.0") in seen(findings, "device"), findings
 
 
+def each_device_says_how_its_memory_can_be_shared(folder):
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=0)
+    assert seen(doctor(folder)[1], "sharing memory") == [("ok", f"{i}: IPC handles, VMM descriptors") for i in (0, 1)]
+    # The attributes of unified addressing and of memory by descriptors: the first has both, the second neither.
+    library(folder, "libcuda.so.1", DRIVER.replace(": 1; return 0; }", ": d == 70 && (a == 41 || a == 103); return 0; }"), DEVICES=2, INIT=0)
+    code, findings = doctor(folder, "--backend", "cuda", "--state-dir", folder)
+    none = "1: no IPC handles, no VMM descriptors (torch expandable segments, sleep mode)"
+    assert code == 1 and seen(findings, "sharing memory") == [("ok", "0: IPC handles, VMM descriptors"), ("failed", none)], findings
+    remedy, = (f["remedy"] for f in findings if f["says"] == none)
+    assert "host segments" in remedy, remedy
+
+
+def a_limit_of_locked_memory_is_told_where_gpus_are_wanted(folder):
+    """Pinned memory counts against it."""
+    limit, most = 1 << 20, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    told = [(args, doctor(folder, *args, limit=limit)[1]) for args in ((), ("--backend", "cuda"))]
+    for (args, findings), result in zip(told, ("note", "warning")):
+        assert seen(findings, "locked memory") == [(result, "1.05 MB at most")], (args, findings)
+        assert any("LimitMEMLOCK=infinity" in f["remedy"] for f in findings if f["check"] == "locked memory"), findings
+    if most == resource.RLIM_INFINITY:
+        assert seen(doctor(folder)[1], "locked memory") == [("ok", "no limit")]
+
+
+def interfaces_that_others_may_reach_are_told_and_loopback_alone_is_none(folder):
+    """On machines of one's own: network namespaces."""
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        print("no right to make a network namespace: interfaces are not looked at")
+        return
+    inside = lambda script: ["unshare", "--net", "sh", "-ec", script + '\nexec "$@"', "sh"]
+    for args, grade in ((("--state-dir", folder), "note"), (("--nodes", "--state-dir", folder), "failed")):
+        code, findings = doctor(folder, *args, before=inside("ip link set lo up"))
+        assert seen(findings, "interface") == [(grade, "only loopback: enough for one node, not for several")], findings
+        assert code == (grade == "failed"), findings
+    pair = ("ip link add near0 type veth peer name far0; ip address add 192.0.2.10/24 dev near0; "
+            "ip address add 192.0.2.20/24 dev far0; ip link set near0 up")
+    assert seen(doctor(folder, before=inside(pair))[1], "interface") == [("note", "near0 has 192.0.2.10, but no carrier")]
+    code, findings = doctor(folder, "--nodes", "--state-dir", folder, before=inside(pair + "; ip link set far0 up"))
+    assert code == 0, findings  # fe80::… of both, link-local, count for nothing
+    assert {says.split(",")[0] for _, says in seen(findings, "interface")} == {"near0 has 192.0.2.10", "far0 has 192.0.2.20"}, findings
+
+
+def the_clock_is_told(folder):
+    [(result, says)] = seen(doctor(folder)[1], "clock")
+    assert (result, says) == ("warning", "not synchronised") or says.startswith(("synchronised, off by ", "its state can't be read: ")), says
+
+
 def a_driver_that_does_not_start_is_told_with_its_error(folder):
     library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=803)
     code, findings = doctor(folder, "--backend", "cuda", "--state-dir", folder)
@@ -124,6 +174,8 @@ def bad_usage_ends_with_2(folder):
 TESTS = (a_machine_is_looked_at_without_a_daemon, every_warning_and_failure_says_what_to_do,
          settings_are_read_by_the_daemon_itself, a_ledger_that_nobody_tells_of_is_said_to_be_a_guess,
          a_ledger_folder_that_is_not_there_is_a_failure, a_ledger_in_memory_is_a_warning, devices_are_found_with_what_each_lacks,
+         each_device_says_how_its_memory_can_be_shared, a_limit_of_locked_memory_is_told_where_gpus_are_wanted,
+         interfaces_that_others_may_reach_are_told_and_loopback_alone_is_none, the_clock_is_told,
          a_driver_that_does_not_start_is_told_with_its_error, bad_usage_ends_with_2)
 
 
