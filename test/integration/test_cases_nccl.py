@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Public fault reports about NCCL (group C, C01 to C15): where each is shown to come out right.
+"""Public fault reports about NCCL (group C, C01 to C15) and about memory of GPUs (C16 to C25, B22 to B24, B29): where each is
+shown to come out right.
 
 The right value of a case is asserted by the tests that its row names; this file holds that they exist, so that none is lost when
 a test is renamed or left out.
@@ -11,7 +12,10 @@ from rig import *  # noqa: F403
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INTEGRATION, UNIT = "test/integration/test_", "test/unit/test_"
 NODES = INTEGRATION + "nodes_nccl.py"
-COMMS, SHRINK, BUFFERS, SWEEP = (f"test/standin/test_standin_{x}.c" for x in ("nccl", "nccl_shrink", "nccl_buffers", "sweep"))
+COMMS, SHRINK, BUFFERS, SWEEP, HANDLES, STRICT = (f"test/standin/test_standin_{x}.c" for x in (
+    "nccl", "nccl_shrink", "nccl_buffers", "sweep", "memory", "strict"))
+DEVICE, EXPORT, COLOCATED = (f"test/gpu/test_gpu_{x}.c" for x in ("device", "export", "refit"))
+MEMORY, SLEEP, SETTINGS = (f"{INTEGRATION}{x}.py" for x in ("device_memory", "sleep", "device_settings"))
 
 # Case: what came out wrong, and (file, test) of what must come out.
 CASES = {
@@ -83,12 +87,59 @@ CASES = {
     "C15": ("environment differs", [
         (NODES, "test_a_transport_switch_of_nccl_that_differs_is_refused_by_name"),
         (NODES, "test_what_a_machine_has_of_its_own_may_differ")]),
+    "C16": ("handle opened by its own exporter", [
+        (EXPORT, "what_this_process_has_exported_is_used_where_it_lies"),
+        (COLOCATED, "a_client_in_the_data_planes_own_process_is_read_where_its_memory_lies"),
+        (UNIT + "base_process.c", "a_process_is_known_by_namespace_pid_and_start")]),
+    "C17": ("memory that can't be exported the old way", [
+        (EXPORT, "a_pools_memory_and_host_memory_are_refused_with_their_kind"),
+        (EXPORT, "a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer"),
+        (MEMORY, "test_what_is_no_gpu_allocation_is_refused_and_an_export_by_hand_is_taken"),
+        (MEMORY, "test_case_c17_a_descriptor_that_is_no_vmm_allocation_is_refused")]),
+    "C18": ("pointer inside an allocation", [
+        (MEMORY, "test_case_c18_a_range_that_leaves_its_allocation_is_refused"),
+        (EXPORT, "a_part_of_an_allocation_is_handed_over_by_its_pointer")]),
+    "C19": ("same handle opened twice", [
+        (DEVICE, "a_workers_gpu_memory_is_read_and_written_through_one_open_handle"),
+        (MEMORY, "test_case_c19_c20_one_open_handle_closed_before_the_last_answer")]),
+    "C20": ("close order", [
+        (MEMORY, "test_case_c19_c20_one_open_handle_closed_before_the_last_answer"),
+        (STRICT, "a_thread_that_never_used_cuda_closes_on_the_device_that_the_memory_is_on")]),
+    "C21": ("stale mapping after free and realloc at the same address", [
+        (HANDLES, "another_generation_of_a_handle_is_opened_anew"),
+        (MEMORY, "test_case_b24_c21_versions_in_memory_that_is_freed_and_allocated_again_each_time")]),
+    "C22": ("dead exporter", [
+        (MEMORY, "test_case_c22_memory_of_a_killed_client_is_let_go"),
+        (DEVICE, "a_handle_of_a_dead_worker_or_of_this_process_is_refused")]),
+    "C23": ("address space", [
+        (HANDLES, "ten_thousand_imports_leave_no_address_space_and_over_a_thousand_open_ones_are_refused")]),
+    "C24": ("pid namespaces and containers", [
+        (MEMORY, "test_case_c24_a_client_of_another_pid_namespace_is_told_why"),
+        (MEMORY, "test_case_c24_two_clients_of_equal_pid_in_two_namespaces_are_two"),
+        (MEMORY, "test_case_c24_a_client_that_the_daemon_can_not_see_is_told_why_and_vmm_memory_is_taken"),
+        (UNIT + "base_process.c", "a_process_of_another_pid_namespace_is_seen_to_be_of_another")]),
+    "C25": ("device names", [
+        (DEVICE, "a_gpu_is_found_by_index_and_by_uuid_in_any_case"),
+        (MEMORY, "test_case_c25_devices_are_known_by_uuid_and_another_ones_memory_is_refused"),
+        (SETTINGS, "test_case_c25_devices_are_the_gpus_that_are_named_in_that_order")]),
+    "B22": ("ring of streams", [
+        (UNIT + "device.c", "an_event_orders_two_streams_under_delays"),  # on the stand-in, too
+        (UNIT + "device.c", "a_missing_dependency_shows_under_delays"),
+        (UNIT + "exec.c", "every_element_lands_under_delays_and_poison")]),
+    "B23": ("double memory", [
+        (MEMORY, "test_case_b23_the_daemon_adds_its_ring_and_no_second_copy"),
+        (MEMORY, "test_case_b23_64_mib_of_weights_take_no_more_of_the_daemon_than_its_staging")]),
+    "B24": ("IPC memory is not given back", [
+        (MEMORY, "test_case_b24_c21_versions_in_memory_that_is_freed_and_allocated_again_each_time")]),
+    "B29": ("update into unmapped memory", [
+        (SLEEP, "test_case_b29_a_transfer_to_who_sleeps_is_refused_and_goes_to_its_new_memory_once_it_wakes"),
+        (MEMORY, "test_case_b29_memory_that_sleeps_is_no_place_to_write_to_until_it_wakes")]),
 }
 
 
 class Table(unittest.TestCase):
     def test_every_case_names_tests_that_run(self):
-        self.assertEqual(list(CASES), [f"C{i:02}" for i in range(1, 16)])
+        self.assertEqual(list(CASES), [f"C{i:02}" for i in range(1, 26)] + ["B22", "B23", "B24", "B29"])
         for case, (what, tests) in CASES.items():
             self.assertTrue(tests, f"{case} {what}: no test")
             for file, name in tests:

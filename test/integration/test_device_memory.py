@@ -532,24 +532,47 @@ class Lives(unittest.TestCase):
             self.assertEqual([counters.of(i, Counters.ALLOCATED) for i in range(2)], allocated)
             self.assertLess(len(set(addresses)), len(addresses))  # some came to lie where another had been
 
+    def device_memory(self, d):
+        """Files of GPUs' memory that the daemon's processes have mapped or open: (how many, their bytes)."""
+        files = {}
+        for pid in (d.process.pid, d.data_plane_pid()):
+            for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if "standin-device" in os.readlink(fd):
+                        files[os.stat(fd).st_ino] = os.stat(fd).st_size
+            for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "standin-device" in line:
+                    begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+                    files.setdefault(int(line.split()[4]), end - begin)
+        return len(files), sum(files.values())
+
     @on_standin
     def test_case_c22_memory_of_a_killed_client_is_let_go(self):
+        megabytes = 32
         program = ("import sys; sys.path.insert(0, sys.argv[1])\nfrom gpu_memory import *\n"
                    "class There:\n  clients, channels, lines = [], [], []\n  channel, admin, refit = Daemon.channel, "
                    "Daemon.admin, Daemon.refit\n  socket = sys.argv[2]\n"
-                   "t = There()\nw = GpuWorker(GpuClient(t, cuda(*backends.libraries(BUILD))), 'm', pb.SIDE_SOURCE, slow_source(), 0, 0)\n"
+                   "l = Layout('train', 1, [mesh('x', [1])], [tensor('w', [int(sys.argv[3]), 1 << 20], 'uint8', 'x', [None])])\n"
+                   "t = There()\nw = GpuWorker(GpuClient(t, cuda(*backends.libraries(BUILD))), 'm', pb.SIDE_SOURCE, l, 0, 0)\n"
                    "print('attached', flush=True)\nsys.stdin.read()\n")
         with Counters() as counters, Daemon() as d:
-            p = subprocess.Popen([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__)), d.socket],
+            before = self.device_memory(d)
+            p = subprocess.Popen([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__)), d.socket, str(megabytes)],
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  env={k: v for k, v in os.environ.items() if k != "STANDIN_COUNTERS"})
             self.assertEqual(p.stdout.readline(), b"attached\n")
             self.assertEqual(counters.of(0, Counters.OPEN), 1)
+            files, n = self.device_memory(d)
+            self.assertEqual(files, before[0] + 1)
+            self.assertGreaterEqual(n, before[1] + (megabytes << 20))
             p.kill()
             p.wait()
             p.stdin.close()
             p.stdout.close()
+            end = time.monotonic() + 2 * SLOW
             counters.wait_open(0, 0, 2 * SLOW)
+            while self.device_memory(d) != before:  # its pages go with the last who has them
+                self.assertLess(time.monotonic(), end, f"{self.device_memory(d)}, before {before}")
 
     def test_case_b29_memory_that_sleeps_is_no_place_to_write_to_until_it_wakes(self):
         with Daemon() as d:
