@@ -213,6 +213,29 @@ START_TEST(a_stream_that_is_not_ready_is_no_error_of_the_launch_after_it)
 }
 END_TEST
 
+START_TEST(a_stream_that_has_failed_is_no_wait_for_ever_of_the_launch_after_it)
+{
+    ck_assert_int_eq(setenv("STANDIN_FAIL", "cudaStreamQuery:1:700", 1), 0);
+    struct device *d = open_gpu(0);
+    struct device_stream *s = stream_of(d);
+    uint8_t *p = segment(d, N);
+    struct gate g = GATE;
+    struct err e = {0};
+    uint64_t sums[FINGERPRINTS] = {0};
+    ck_assert_int_eq(device_cuda_issue(s, behind_gate, &g, NULL), 0);
+    for (unsigned i = 0; i < FINGERPRINTS; i++)
+        fingerprint(s, p, &sums[i]);
+    uint64_t until = clock_mono_ns() + PATIENCE_S * UINT64_C(1000000000);
+    while (device_error(d, &e) == 0 && clock_mono_ns() < until)
+        (void)sched_yield();
+    gate_open(&g);
+    ck_assert_int_eq(device_error(d, &e), RS_EDEVICE);
+    ck_assert_ptr_nonnull(strstr(e.text, "waiting for fingerprints"));
+    device_stream_free(s); /* what it was given is skipped */
+    device_close(d);
+}
+END_TEST
+
 static void leave_error(void *arg, struct CUstream_st *stream)
 {
     void (*leave)(int code);
@@ -395,6 +418,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(no_kernel_is_loaded_while_another_stream_waits)                                              \
+    X(a_stream_that_has_failed_is_no_wait_for_ever_of_the_launch_after_it)                         \
     X(a_stream_that_is_not_ready_is_no_error_of_the_launch_after_it)                               \
     X(what_another_library_leaves_behind_is_no_error_of_the_next_launch)                           \
     X(only_gpus_that_are_opened_have_a_context_and_those_that_are_connected_reach_each_other)      \
