@@ -34,16 +34,9 @@ class Node(rig.Daemon):
         env = ["env", *(f"{k}={v}" for k, v in self.env.items())] if self.env else []
         return self.nodes.net.argv(self.name, [*env, BUILD / "reshardd", "--config", self.nodes.config, "--node", self.name])
 
-    def _read_log(self, fd, lines):
-        with os.fdopen(fd, errors="replace") as f, open(self.dir / f"{self.name}.log", "a") as log:
-            for line in f:
-                log.write(line)
-                with self.changed:
-                    lines.append(line.rstrip("\n"))
-                    self.changed.notify_all()
-        with self.changed:
-            lines.append("<end of log>")
-            self.changed.notify_all()
+    @property
+    def log_path(self):
+        return self.dir / f"{self.name}.log"
 
     def tail(self, n=30):
         """Without gRPC's own lines."""
@@ -51,8 +44,7 @@ class Node(rig.Daemon):
 
     def log_text(self):
         """Of all its starts."""
-        path = self.dir / f"{self.name}.log"
-        return path.read_text() if path.exists() else ""
+        return self.log_path.read_text() if self.log_path.exists() else ""
 
     def freeze(self):
         """SIGSTOP of the control process; its data plane goes on until its lease is over."""

@@ -102,8 +102,12 @@ class Daemon:
             self.wait_log(wait)
         return self
 
+    @property
+    def log_path(self):
+        return self.dir / "log"
+
     def _read_log(self, fd, lines):
-        with os.fdopen(fd, errors="replace") as f, open(self.dir / "log", "a") as log:
+        with os.fdopen(fd, errors="replace") as f, open(self.log_path, "a") as log:
             for line in f:
                 log.write(line)
                 with self.changed:
@@ -199,6 +203,23 @@ class Daemon:
         if kind is not None and not issubclass(kind, unittest.SkipTest):
             print(f"--- the daemon's log:\n{self.tail(60)}", file=sys.stderr)
         self.close()
+
+
+class DaemonCase(unittest.TestCase):
+    """One daemon for all tests of a class, which must end well; each uses a model of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon().start()
+
+    @classmethod
+    def tearDownClass(cls):
+        code, _ = cls.daemon.stop()
+        cls.daemon.close()
+        assert code == 0, f"the daemon ended with {code}"
+
+    def setUp(self):
+        self.model = self.id().rsplit(".", 1)[1]
 
 
 class TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,

@@ -21,20 +21,7 @@ def whole(name, tensors, rank=0):
                   [tensor(t, shape, dtype, "m", [None]) for t, shape, dtype in tensors])
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        code, _ = cls.daemon.stop()
-        cls.daemon.close()
-        assert code == 0, f"the daemon ended with {code}"
-
-    def setUp(self):
-        self.model = self.id().rsplit(".", 1)[1]
-
+class Case(DaemonCase):
     def fleet(self, source, destination, source_devices, destination_devices, **more):
         more.setdefault("automatic", True)
         return Fleet(self.daemon, source, destination, source_devices, destination_devices, model=self.model, **more)

@@ -126,20 +126,7 @@ class Landing(unittest.TestCase):
                 self.assertTrue(w.memory[offset:offset + len(data)] == data, f"{name} {box} of rank {w.rank}")
 
 
-class Casts(Landing):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        code, _ = cls.daemon.stop()
-        cls.daemon.close()
-        assert code == 0, f"the daemon ended with {code}"
-
-    def setUp(self):
-        self.model = self.id().rsplit(".", 1)[1]
-
+class Casts(DaemonCase, Landing):
     def fleet(self, source, destination, source_devices, destination_devices):
         return Fleet(self.daemon, source, destination, source_devices, destination_devices, model=self.model, automatic=True)
 

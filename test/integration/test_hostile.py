@@ -38,7 +38,7 @@ def cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Hostile(unittest.TestCase):
+class Hostile(DaemonCase):
     """One daemon for all; beside the hostile client a fleet of its own keeps refitting."""
 
     @classmethod
@@ -47,12 +47,6 @@ class Hostile(unittest.TestCase):
         cls.fleet = Fleet(cls.daemon, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], model="bystander",
                           automatic=True)
         cls.version = 0
-
-    @classmethod
-    def tearDownClass(cls):
-        code, _ = cls.daemon.stop()
-        cls.daemon.close()
-        assert code == 0, f"the daemon ended with {code}"
 
     def setUp(self):
         self.random = random.Random(self.id())

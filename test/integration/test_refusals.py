@@ -11,21 +11,9 @@ NOT_FOUND, UNAUTHENTICATED, DENIED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode
 EXHAUSTED, DEADLINE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-class Shared(unittest.TestCase):
-    """One daemon for all tests of a class; each uses a model of its own."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        code, seconds = cls.daemon.stop()
-        cls.daemon.close()
-        assert code == 0, f"the daemon ended with {code}"
-
+class Shared(DaemonCase):
     def setUp(self):
-        self.model = self.id().rsplit(".", 1)[1]
+        super().setUp()
         self.client = Client(self.daemon)
 
     def tearDown(self):
