@@ -290,9 +290,11 @@ static inline uint64_t submit(struct bed *b, uint64_t version, const char *id, u
     return ev.cookie;
 }
 
-static inline void submit_min(struct bed *b, uint64_t version, const char *id, uint32_t min)
+/* So many instances of that layout must accept. */
+static inline uint64_t submit_with(struct bed *b, uint64_t version, const char *id,
+                                   const char *layout_name, uint32_t min)
 {
-    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
+    struct refit_policy policy = {.layout_name = (char *)(uintptr_t)layout_name,
                                   .min_instances = min};
     uint8_t content[16] = {1};
     struct refit_event ev = submit_event(version, id, content);
@@ -300,7 +302,12 @@ static inline void submit_min(struct bed *b, uint64_t version, const char *id, u
     ev.submit.n_policies = 1;
     ev.cookie = ++b->next_cookie;
     step(b, ev);
-    ck_assert_int_eq(code(b, ev.cookie), 0);
+    return ev.cookie;
+}
+
+static inline void submit_min(struct bed *b, uint64_t version, const char *id, uint32_t min)
+{
+    ck_assert_int_eq(code(b, submit_with(b, version, id, "rollout", min)), 0);
 }
 
 static inline void publish(struct bed *b, uint64_t worker, uint64_t version, uint64_t publication)

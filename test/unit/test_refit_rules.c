@@ -1,19 +1,6 @@
 /* Rules of the decider that nothing else notices the lack of (scripts/mutants). */
 #include "test/unit/test_refit_bed.h"
 
-static void submit_with(struct bed *b, uint64_t version, const char *id, const char *layout_name,
-                        uint32_t min)
-{
-    uint8_t content[16] = {1};
-    struct refit_policy policy = {.layout_name = (char *)(uintptr_t)layout_name,
-                                  .min_instances = min};
-    struct refit_event ev = submit_event(version, id, content);
-    ev.cookie = ++b->next_cookie;
-    ev.submit.policies = &policy;
-    ev.submit.n_policies = 1;
-    step(b, ev);
-}
-
 /* Planned, prepared and started where both nodes take part. */
 static void until_transfer(struct bed *b)
 {
@@ -49,7 +36,7 @@ START_TEST(who_took_no_part_does_not_hold_what_was_committed_under_the_number)
                                                    .uncommitted = 1,
                                                    .uncommitted_content = 4711}});
         ck_assert_uint_eq(worker(&b, 13)->held, 1);
-        submit_with(&b, 1, "a", "rollout", 1);
+        (void)submit_with(&b, 1, "a", "rollout", 1);
         publish(&b, 1, 1, 11);
         planned(&b);
         node_event(&b, REFIT_EV_PREPARED, 0);
@@ -132,7 +119,7 @@ START_TEST(an_instance_that_was_left_out_catches_up_after_the_commit)
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
     b.r->config.feed = b.r->config.catch_up = true;
-    submit_with(&b, 1, "a", "rollout", 1);
+    (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     until_transfer(&b);
     step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
@@ -159,7 +146,7 @@ START_TEST(a_layout_that_the_policy_names_is_waited_for)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
-    submit_with(&b, 1, "a", "eval", 1);
+    (void)submit_with(&b, 1, "a", "eval", 1);
     publish_all(&b, 1);
     ck_assert_ptr_null(did(&b, REFIT_DO_PLAN));
     ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "layout 'eval'"));
@@ -300,7 +287,7 @@ START_TEST(a_node_that_is_lost_makes_a_new_epoch)
     ck_assert_uint_eq(refit_find_version(b.r, 1)->epoch, 1);
     step(&b,
          (struct refit_event){.type = REFIT_EV_NODE_LOST, .node = {.node = 1, .expelled = true}});
-    submit_with(&b, 2, "b", "rollout", 1);
+    (void)submit_with(&b, 2, "b", "rollout", 1);
     publish_all(&b, 2);
     ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
     ck_assert_uint_eq(did(&b, REFIT_DO_PLAN)->a.epoch, 2);
@@ -345,7 +332,7 @@ START_TEST(a_layout_whose_workers_have_all_been_drained_is_not_waited_for)
     (void)attach(
         &b, (struct attach){21, 1, REFIT_DESTINATION, "eval", 0, REFIT_STAGED_RECEIVE, true, 0, 0});
     ck_assert_int_eq(code(&b, drain(&b, 1, true)), 0);
-    submit_with(&b, 1, "a", "rollout", 1);
+    (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
     bed_close(&b);
@@ -402,7 +389,7 @@ START_TEST(no_verdict_is_added_to_a_commit_that_is_being_written)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, false);
-    submit_with(&b, 1, "a", "rollout", 1);
+    (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     until_transfer(&b);
     node_event(&b, REFIT_EV_STAGED, 0);
@@ -438,7 +425,7 @@ START_TEST(an_instance_is_left_out_of_one_version_only)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
-    submit_with(&b, 1, "a", "rollout", 1);
+    (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     until_transfer(&b);
     step(&b, (struct refit_event){.type = REFIT_EV_FAILED,

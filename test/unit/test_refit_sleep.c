@@ -13,19 +13,6 @@ static uint64_t falls_asleep(struct bed *b, uint64_t id)
     return cookie;
 }
 
-static uint64_t submit_with(struct bed *b, uint64_t version, const char *id, uint32_t min)
-{
-    uint8_t content[16] = {1};
-    struct refit_policy policy = {.layout_name = (char *)(uintptr_t) "rollout",
-                                  .min_instances = min};
-    struct refit_event ev = submit_event(version, id, content);
-    ev.cookie = ++b->next_cookie;
-    ev.submit.policies = &policy;
-    ev.submit.n_policies = 1;
-    step(b, ev);
-    return ev.cookie;
-}
-
 static uint64_t wakes(struct bed *b, uint64_t id, uint32_t node, enum refit_receive receive)
 {
     return attach(b,
@@ -45,9 +32,9 @@ START_TEST(a_version_that_needs_a_sleeper_is_refused_by_its_name_and_not_recorde
     ck_assert_ptr_null(did(&b, REFIT_DO_PERSIST));
     ck_assert_int_eq(phase(&b, 1), REFIT_NONE);
     /* None may be left over of those whom the policy counts, either. */
-    says(&b, submit_with(&b, 1, "b", 2), RS_EPRECOND, "rollout/rank 1 is asleep");
+    says(&b, submit_with(&b, 1, "b", "rollout", 2), RS_EPRECOND, "rollout/rank 1 is asleep");
     (void)falls_asleep(&b, 11);
-    says(&b, submit_with(&b, 1, "c", 0), RS_EPRECOND, "rollout/rank 0 is asleep");
+    says(&b, submit_with(&b, 1, "c", "rollout", 0), RS_EPRECOND, "rollout/rank 0 is asleep");
     bed_close(&b);
 }
 END_TEST
@@ -57,7 +44,7 @@ START_TEST(a_version_that_can_do_without_the_sleeper_commits_without_waiting_for
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
     (void)falls_asleep(&b, 12);
-    ck_assert_int_eq(code(&b, submit_with(&b, 1, "a", 1)), 0);
+    ck_assert_int_eq(code(&b, submit_with(&b, 1, "a", "rollout", 1)), 0);
     publish_all(&b, 1);
     ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
     ck_assert(worker(&b, 11)->taking_part && !worker(&b, 12)->taking_part);
@@ -92,7 +79,7 @@ START_TEST(a_source_that_sleeps_is_needed_by_every_policy)
     usual(&b, REFIT_STAGED_RECEIVE, true);
     publish_all(&b, 1);
     (void)falls_asleep(&b, 2);
-    uint64_t cookie = submit_with(&b, 1, "a", 0);
+    uint64_t cookie = submit_with(&b, 1, "a", "rollout", 0);
     says(&b, cookie, RS_EPRECOND, "train/rank 1 is asleep");
     ck_assert_uint_eq(worker(&b, 2)->published, 0);
     ck_assert_int_eq(refit_publish_check(b.r, 2, 1, NULL), RS_EPRECOND);
@@ -154,7 +141,7 @@ START_TEST(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_aslee
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
-    (void)submit_with(&b, 1, "a", 1);
+    (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
     planned(&b);
     node_event(&b, REFIT_EV_PREPARED, 0);
