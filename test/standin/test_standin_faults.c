@@ -3,18 +3,17 @@
 #include <check.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "device/device_cuda.h"
 #include "kernels/kernels_dtype.h"
+#include "test/lib/gate.h"
 #include "test/standin/standin.h"
 
 enum { N = 1 << 19, ROWS = 64, RUN = 100 };
@@ -32,36 +31,11 @@ static struct standin_device_counters *counters(int device)
 /* How a run of `work` ended. */
 enum end { GOOD = 10, SAID, SILENT_WRONG, HUNG };
 
-struct gate {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool open;
-};
-
-static void open_gate(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    g->open = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->mutex);
-}
-
 /* False: the completion did not come within 5 s. RS_EDEVICE from the call is an end, too. */
 static bool drain(struct device_stream *s)
 {
-    struct gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-    struct timespec until;
-    int r = 0;
-    if (device_call(s, open_gate, &g) != 0)
-        return true;
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 5;
-    pthread_mutex_lock(&g.mutex);
-    while (!g.open && r == 0)
-        r = pthread_cond_timedwait(&g.changed, &g.mutex, &until);
-    pthread_mutex_unlock(&g.mutex);
-    return r == 0;
+    struct gate g = GATE;
+    return device_call(s, gate_open, &g) != 0 || gate_opens(&g, 5000);
 }
 
 static void *segment(struct device *d, size_t n, struct err *e)

@@ -3,60 +3,14 @@
 #include <check.h>
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
-#include <time.h>
 
+#include "test/lib/gate.h"
 #include "test/lib/rig.h"
 
 #include "device/device_cuda.h"
 #include "kernels/kernels_dtype.h"
 
 enum { N = 1 << 19 };
-
-struct gate {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool open;
-};
-#define GATE                                                                                       \
-    {                                                                                              \
-        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false                                 \
-    }
-
-static void gate_open(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    g->open = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-static void gate_wait(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    while (!g->open)
-        pthread_cond_wait(&g->changed, &g->mutex);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-/* False: not within `ms`. */
-static bool gate_opens(struct gate *g, unsigned ms)
-{
-    struct timespec until;
-    int r = 0;
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += (long)(ms % 1000) * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_mutex_lock(&g->mutex);
-    while (!g->open && r == 0)
-        r = pthread_cond_timedwait(&g->changed, &g->mutex, &until);
-    bool open = g->open;
-    pthread_mutex_unlock(&g->mutex);
-    return open;
-}
 
 struct bed {
     struct device *d;

@@ -3,15 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-static struct standin_device_counters *counters(void)
-{
-    struct standin_device_counters *(*count)(int) = NULL;
-    void *at = dlsym(RTLD_DEFAULT, "standin_count");
-    ck_assert_ptr_nonnull(at);
-    memcpy(&count, &at, sizeof count);
-    return count(0);
-}
-
 static uint64_t registered(void)
 {
     return __atomic_load_n(&counters()->registered, __ATOMIC_RELAXED);

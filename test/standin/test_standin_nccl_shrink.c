@@ -8,15 +8,6 @@ enum { PARENTS = 3 };
 static uint8_t first_id[TRANSPORT_NCCL_ID_BYTES], second_id[TRANSPORT_NCCL_ID_BYTES];
 static int until_told[2]; /* a pipe: rank 2 stays until it is closed */
 
-static struct standin_device_counters *counters(void)
-{
-    struct standin_device_counters *(*count)(int) = NULL;
-    void *at = dlsym(RTLD_DEFAULT, "standin_count");
-    ck_assert_ptr_nonnull(at);
-    memcpy(&count, &at, sizeof count);
-    return count(0);
-}
-
 static int connect_status(struct transport *t, struct err *ret_err)
 {
     struct done d;

@@ -10,12 +10,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "device/device_cuda.h"
 #include "kernels/kernels_dtype.h"
+#include "test/lib/gate.h"
 #include "test/standin/standin.h"
 
 enum { N = 4096, FINGERPRINTS = 40, VMM_BYTES = 2 << 20, PATIENCE_S = 20 };
@@ -69,50 +69,11 @@ static void *segment(struct device *d, size_t n)
 
 /* --- gates: what is behind one waits ------------------------------------------------------------- */
 
-struct gate {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool open;
-};
-
-#define GATE ((struct gate){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false})
-
-static void gate_open(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    g->open = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-static void gate_wait(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    while (!g->open)
-        pthread_cond_wait(&g->changed, &g->mutex);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-static bool gate_opens(struct gate *g)
-{
-    struct timespec until;
-    int r = 0;
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += PATIENCE_S;
-    pthread_mutex_lock(&g->mutex);
-    while (!g->open && r == 0)
-        r = pthread_cond_timedwait(&g->changed, &g->mutex, &until);
-    pthread_mutex_unlock(&g->mutex);
-    return r == 0;
-}
-
 /* Everything enqueued on s is done. */
 static bool drains(struct device_stream *s)
 {
     struct gate g = GATE;
-    return device_call(s, gate_open, &g) == 0 && gate_opens(&g);
+    return device_call(s, gate_open, &g) == 0 && gate_opens(&g, PATIENCE_S * 1000);
 }
 
 static void behind_gate(void *gate, struct CUstream_st *stream)

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "device/device.h"
 #include "kernels/kernels_dtype.h"
+#include "test/lib/gate.h"
 
 enum { BYTES = 4096, N_STREAMS = 3 };
 
@@ -82,47 +83,6 @@ static uint8_t *segment(struct fixture *f, size_t n, int fill)
     ck_assert_msg(device_map(f->device, fd, n, true, &p, &e) == 0, "%s", e.text);
     memset(p, fill, n);
     return p;
-}
-
-/* A gate that holds a stream until the test opens it. */
-struct gate {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool open, started;
-};
-
-static void gate_init(struct gate *g)
-{
-    *g = (struct gate){.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-}
-
-static void gate_wait(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    g->started = true;
-    pthread_cond_broadcast(&g->changed);
-    while (!g->open)
-        pthread_cond_wait(&g->changed, &g->mutex);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-/* Waits until somebody stands before the gate. */
-static void gate_started(struct gate *g)
-{
-    pthread_mutex_lock(&g->mutex);
-    while (!g->started)
-        pthread_cond_wait(&g->changed, &g->mutex);
-    pthread_mutex_unlock(&g->mutex);
-}
-
-static void gate_open(void *arg)
-{
-    struct gate *g = arg;
-    pthread_mutex_lock(&g->mutex);
-    g->open = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->mutex);
 }
 
 static struct kernel_copy bytes_copy(void *to, void *from, uint64_t n)

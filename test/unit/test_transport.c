@@ -8,13 +8,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
 #include "device/device_cuda.h"
 #include "test/lib/transport_nccl_kind.h"
+#include "test/lib/waited.h"
 #include "transport/transport_local.h"
 
 enum { MAX_DEVICES = 8 };
@@ -177,60 +177,9 @@ static void node_close(struct node *node)
         device_close(node->devices[i]);
 }
 
-/* A group whose end can be waited for. */
-struct waited {
-    struct transport_group group;
-    pthread_mutex_t mutex;
-    pthread_cond_t cond;
-    int calls;
-    int status;
-    struct err err;
-};
-
-static void waited_done(struct transport_group *g, int status, const struct err *e)
-{
-    struct waited *w = g->arg;
-    pthread_mutex_lock(&w->mutex);
-    w->calls++;
-    w->status = status;
-    w->err = *e;
-    pthread_cond_broadcast(&w->cond);
-    pthread_mutex_unlock(&w->mutex);
-}
-
-static void waited_init(struct waited *w, const struct transport_message *messages, uint32_t n)
-{
-    memset(w, 0, sizeof(*w));
-    pthread_mutex_init(&w->mutex, NULL);
-    pthread_cond_init(&w->cond, NULL);
-    w->group = (struct transport_group){messages, n, waited_done, w};
-}
-
-/* True once done; false when it is not done within `ms`. */
-static bool waited_within(struct waited *w, long ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += ms % 1000 * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    int r = 0;
-    pthread_mutex_lock(&w->mutex);
-    while (w->calls == 0 && r == 0)
-        r = pthread_cond_timedwait(&w->cond, &w->mutex, &t);
-    bool done = w->calls > 0;
-    pthread_mutex_unlock(&w->mutex);
-    return done;
-}
-
 static int waited_status(struct waited *w)
 {
-    ck_assert_msg(waited_within(w, 10000), "a group did not end");
-    ck_assert_int_eq(w->calls, 1);
-    return w->status;
+    return waited_status_in(w, 10000);
 }
 
 static void enqueue(struct node *node, uint32_t device, struct waited *w)

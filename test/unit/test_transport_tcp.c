@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -16,6 +15,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "test/lib/waited.h"
 #include "transport/tcp_frame.h"
 #include "transport/transport.h"
 
@@ -83,59 +83,15 @@ static void plane_close(struct plane *p)
         device_close(p->devices[i]);
 }
 
-/* A group whose end can be waited for. */
-struct waited {
-    struct transport_group group;
-    pthread_mutex_t mutex;
-    pthread_cond_t cond;
-    int calls, status;
-    struct err err;
-};
-
-static void waited_done(struct transport_group *g, int status, const struct err *e)
-{
-    struct waited *w = g->arg;
-    pthread_mutex_lock(&w->mutex);
-    w->calls++;
-    w->status = status;
-    w->err = *e;
-    pthread_cond_broadcast(&w->cond);
-    pthread_mutex_unlock(&w->mutex);
-}
-
-static bool waited_within(struct waited *w, long ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += ms % 1000 * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    int r = 0;
-    pthread_mutex_lock(&w->mutex);
-    while (w->calls == 0 && r == 0)
-        r = pthread_cond_timedwait(&w->cond, &w->mutex, &t);
-    bool done = w->calls > 0;
-    pthread_mutex_unlock(&w->mutex);
-    return done;
-}
-
 static int waited_status(struct waited *w)
 {
-    ck_assert_msg(waited_within(w, PATIENCE_MS), "a group did not end");
-    ck_assert_int_eq(w->calls, 1);
-    return w->status;
+    return waited_status_in(w, PATIENCE_MS);
 }
 
 static void submit(struct plane *p, uint32_t device, struct waited *w,
                    const struct transport_message *messages, uint32_t n)
 {
-    memset(w, 0, sizeof(*w));
-    pthread_mutex_init(&w->mutex, NULL);
-    pthread_cond_init(&w->cond, NULL);
-    w->group = (struct transport_group){messages, n, waited_done, w};
+    waited_init(w, messages, n);
     ck_assert_int_eq(transport_enqueue(p->t, device, p->streams[device], &w->group), 0);
 }
 
