@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "service/data_plane_link_private.h"
 
 #include "base/banned.h"
 
@@ -31,57 +31,7 @@ enum {
     CHILD_FD = 3
 };
 
-/* A packet that waits for room in the socket. */
-struct packet_out {
-    struct queue in;
-    struct wire_header header;
-    int fds[WIRE_MAX_FDS];
-    uint32_t n_fds;
-    size_t n_bytes;
-    uint8_t body[];
-};
-
-struct data_plane_link {
-    uv_loop_t *loop;
-    const struct config *config;
-    struct link_events events;
-    enum link_state state;
-    uv_process_t process;
-    uv_poll_t poll;
-    uv_timer_t deadline; /* of the request that is due first */
-    uv_timer_t backoff;
-    int socket;                   /* -1: none */
-    bool process_open, poll_open; /* handles that are not closed yet */
-    bool reaped;
-    uint64_t incarnation;
-    uint64_t next_request;
-    uint64_t restarts;
-    uint64_t ready_ns;
-    uint16_t data_port;      /* of the child that is ready */
-    struct link_about about; /* of the newest child that was ready; a GPU keeps its name for ever */
-    uint64_t lease_until_ns; /* 0: none is kept */
-    uint32_t backoff_ms;
-    bool was_ready;         /* the newest child has been */
-    uint32_t n_failed;      /* starts in a row that did not come to ready */
-    uint64_t next_start_ns; /* while the back-off runs */
-    char why[256];          /* of the last death, or why it was not started */
-    char text[600];
-    struct queue requests;
-    struct queue out;
-    struct link_request hello, stats;
-    uint64_t strangers, shrinks_failed; /* by the newest COUNTED, as what follows */
-    struct wire_gpu_memory gpu_memory[CONFIG_MAX_DEVICES];
-    uint32_t n_gpu_memory;
-    void (*stopped)(void *arg);
-    void *stopped_arg;
-    unsigned n_closing; /* handles left to close before the link is freed */
-    struct wire_packet packet;
-};
-
 static int child_start(struct data_plane_link *l, struct err *e);
-
-/* What is seen first of a child that ends; its exit status says more. */
-static const char closed_socket[] = "it closed its socket";
 
 enum link_state link_state(const struct data_plane_link *l)
 {
@@ -175,267 +125,6 @@ bool link_waits(const struct link_request *r)
     return r->id != 0;
 }
 
-/* --- requests ----------------------------------------------------------------------------------- */
-
-static void request_end(struct link_request *r, int code, struct wire_packet *packet,
-                        const struct err *e)
-{
-    queue_remove(&r->in);
-    r->id = 0;
-    r->done(r, code, packet, e);
-}
-
-static void requests_fail(struct data_plane_link *l, int code, const char *why)
-{
-    struct err e = {0};
-    struct queue failed;
-    (void)err_set(&e, code, "%s", why);
-    queue_init(&failed);
-    queue_move(&l->requests, &failed);
-    while (!queue_empty(&failed))
-        request_end(container_of(failed.next, struct link_request, in), code, NULL, &e);
-}
-
-void link_forget(struct data_plane_link *l, struct link_request *r)
-{
-    (void)l;
-    if (r->id == 0)
-        return;
-    queue_remove(&r->in);
-    r->id = 0;
-}
-
-static void deadline_arm(struct data_plane_link *l);
-
-static void on_deadline(uv_timer_t *t)
-{
-    struct data_plane_link *l = t->data;
-    uint64_t now = clock_mono_ns();
-    struct queue due;
-    bool hung = false;
-    struct err e = {0};
-    queue_init(&due);
-    queue_foreach_safe (q, tmp, &l->requests) {
-        struct link_request *r = container_of(q, struct link_request, in);
-        if (r->deadline_ns > now)
-            continue;
-        hung = hung || !r->patient;
-        queue_remove(q);
-        queue_push(&due, q);
-    }
-    (void)err_set(&e, RS_EDEADLINE, "the data plane did not answer in time");
-    while (!queue_empty(&due))
-        request_end(container_of(due.next, struct link_request, in), RS_EDEADLINE, NULL, &e);
-    if (hung)
-        link_kill(l, "it did not answer in time");
-    deadline_arm(l);
-}
-
-static void deadline_arm(struct data_plane_link *l)
-{
-    uint64_t first = UINT64_MAX, now = clock_mono_ns();
-    if (l->state == LINK_STOPPED)
-        return;
-    queue_foreach (q, &l->requests) {
-        const struct link_request *r = container_of(q, struct link_request, in);
-        if (r->deadline_ns < first)
-            first = r->deadline_ns;
-    }
-    if (first == UINT64_MAX)
-        (void)uv_timer_stop(&l->deadline);
-    else
-        (void)uv_timer_start(&l->deadline, on_deadline,
-                             first > now ? (first - now) / 1000000 + 1 : 0, 0);
-}
-
-/* --- sending ------------------------------------------------------------------------------------ */
-
-static void packet_out_free(struct packet_out *p)
-{
-    for (uint32_t i = 0; i < p->n_fds; i++)
-        (void)close(p->fds[i]);
-    mem_free(p);
-}
-
-static void out_clear(struct data_plane_link *l)
-{
-    while (!queue_empty(&l->out))
-        packet_out_free(container_of(queue_pop(&l->out), struct packet_out, in));
-}
-
-static bool writable_now(int socket)
-{
-    struct pollfd p = {.fd = socket, .events = POLLOUT};
-    return poll(&p, 1, 0) == 1 && (p.revents & POLLOUT) != 0;
-}
-
-static void on_poll(uv_poll_t *handle, int status, int events);
-
-static void out_flush(struct data_plane_link *l)
-{
-    while (!queue_empty(&l->out) && writable_now(l->socket)) {
-        struct packet_out *p = container_of(queue_pop(&l->out), struct packet_out, in);
-        /* A dead child shows as the end of the socket, on reading. */
-        (void)wire_send(l->socket, &p->header, p->body, p->n_bytes, NULL, 0, p->fds, p->n_fds,
-                        NULL);
-        packet_out_free(p);
-    }
-    (void)uv_poll_start(&l->poll, UV_READABLE | (queue_empty(&l->out) ? 0 : UV_WRITABLE), on_poll);
-}
-
-static int out_queue(struct data_plane_link *l, const struct wire_header *h, const void *body,
-                     size_t body_bytes, const void *table, size_t table_bytes, const int *fds,
-                     uint32_t n_fds)
-{
-    struct packet_out *p = mem_alloc(sizeof *p + body_bytes + table_bytes);
-    if (p == NULL)
-        return RS_ENOMEM;
-    p->header = *h;
-    p->n_bytes = body_bytes + table_bytes;
-    p->n_fds = 0;
-    if (body_bytes > 0)
-        memcpy(p->body, body, body_bytes);
-    if (table_bytes > 0)
-        memcpy(p->body + body_bytes, table, table_bytes);
-    for (uint32_t i = 0; i < n_fds; i++) {
-        int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
-        if (fd < 0) {
-            packet_out_free(p);
-            return RS_EEXHAUSTED;
-        }
-        p->fds[p->n_fds++] = fd;
-    }
-    queue_push(&l->out, &p->in);
-    out_flush(l);
-    return 0;
-}
-
-static int packet_send(struct data_plane_link *l, const struct wire_header *h, const void *body,
-                       size_t body_bytes, const void *table, size_t table_bytes, const int *fds,
-                       uint32_t n_fds, struct err *e)
-{
-    if (sizeof *h + body_bytes + table_bytes > WIRE_MAX_BYTES)
-        return err_set(e, RS_EEXHAUSTED, "message %s of %zu bytes: %d are the most",
-                       wire_type_name(h->type), sizeof *h + body_bytes + table_bytes,
-                       WIRE_MAX_BYTES);
-    if (queue_empty(&l->out) && writable_now(l->socket)) {
-        int r = wire_send(l->socket, h, body, body_bytes, table, table_bytes, fds, n_fds, e);
-        return r == RS_EPEER ? 0 : r; /* its death is told when it is reaped */
-    }
-    int r = out_queue(l, h, body, body_bytes, table, table_bytes, fds, n_fds);
-    return r == 0 ? 0 : err_set(e, r, "message %s could not be queued", wire_type_name(h->type));
-}
-
-static int submit(struct data_plane_link *l, struct link_request *r, struct wire_header h,
-                  const void *body, size_t body_bytes, const void *table, size_t table_bytes,
-                  const int *fds, uint32_t n_fds, uint32_t timeout_ms, struct err *e)
-{
-    rs_assert(r->id == 0);
-    h.incarnation = l->incarnation;
-    h.request = ++l->next_request;
-    int code = packet_send(l, &h, body, body_bytes, table, table_bytes, fds, n_fds, e);
-    if (code != 0)
-        return code;
-    r->id = h.request;
-    r->deadline_ns = clock_mono_ns() + (uint64_t)timeout_ms * 1000000;
-    queue_push(&l->requests, &r->in);
-    deadline_arm(l);
-    return 0;
-}
-
-int link_submit(struct data_plane_link *l, struct link_request *r, struct wire_header h,
-                const void *body, size_t body_bytes, const void *table, size_t table_bytes,
-                const int *fds, uint32_t n_fds, uint32_t timeout_ms, struct err *e)
-{
-    if (link_state(l) != LINK_READY)
-        return err_set(e, RS_EUNAVAIL, "the data plane is %s; try again", link_text(l));
-    return submit(l, r, h, body, body_bytes, table, table_bytes, fds, n_fds, timeout_ms, e);
-}
-
-/* --- receiving ---------------------------------------------------------------------------------- */
-
-static struct link_request *request_find(struct data_plane_link *l, uint64_t id)
-{
-    queue_foreach (q, &l->requests) {
-        struct link_request *r = container_of(q, struct link_request, in);
-        if (r->id == id)
-            return r;
-    }
-    return NULL;
-}
-
-/* The text of a FAILED answer, bounded by what came. */
-static void failure_text(const struct wire_packet *p, struct err *e)
-{
-    int code = p->header.code < 0 ? p->header.code : RS_EINTERNAL;
-    struct wire_failure f;
-    if (p->header.body_bytes < sizeof f) {
-        (void)err_set(e, code, "%s", err_name(code));
-        return;
-    }
-    memcpy(&f, p->body, sizeof f);
-    f.text[sizeof f.text - 1] = '\0';
-    (void)err_set(e, code, "%s", f.text[0] != '\0' ? f.text : err_name(code));
-}
-
-static void stats_ask(struct data_plane_link *l);
-
-/* What is taken of the GPUs is asked for again after each of these. */
-static bool changes_memory(uint32_t type)
-{
-    return type == WIRE_MAPPED || type == WIRE_UNBOUND || type == WIRE_PREPARED ||
-           type == WIRE_STAGED || type == WIRE_QUIESCED;
-}
-
-static void packet_take(struct data_plane_link *l, struct wire_packet *p)
-{
-    struct err e = {0};
-    if (p->header.incarnation != l->incarnation)
-        return;
-    struct link_request *r = request_find(l, p->header.request);
-    if (r == NULL)
-        return; /* forgotten, or past its deadline */
-    if (p->header.type == WIRE_PROGRESS) {
-        struct wire_progress progress;
-        if (r->progress == NULL || p->header.body_bytes < sizeof progress)
-            return;
-        memcpy(&progress, p->body, sizeof progress);
-        r->progress(r, &progress);
-        return;
-    }
-    if (changes_memory(p->header.type) && l->about.cuda_version != 0)
-        stats_ask(l);
-    if (p->header.code == 0 && p->header.type != WIRE_FAILED) {
-        request_end(r, 0, p, NULL);
-        return;
-    }
-    failure_text(p, &e);
-    request_end(r, e.code, p, &e);
-}
-
-static void on_poll(uv_poll_t *handle, int status, int events)
-{
-    enum { MOST_PER_TURN = 64 };
-    struct data_plane_link *l = handle->data;
-    struct err e = {0};
-    (void)status;
-    if ((events & UV_WRITABLE) != 0)
-        out_flush(l);
-    for (unsigned i = 0; i < MOST_PER_TURN && l->socket >= 0; i++) {
-        int r = wire_receive(l->socket, &l->packet, &e);
-        if (r == 1)
-            return;
-        if (r != 0) {
-            (void)uv_poll_stop(&l->poll);
-            if (l->state != LINK_STOPPED)
-                link_kill(l, r == RS_EPEER ? closed_socket : err_text(&e, r));
-            return;
-        }
-        packet_take(l, &l->packet);
-        wire_packet_close(&l->packet);
-    }
-}
-
 /* --- the child ---------------------------------------------------------------------------------- */
 
 static void free_if_closed(struct data_plane_link *l)
@@ -444,7 +133,7 @@ static void free_if_closed(struct data_plane_link *l)
         return;
     void (*done)(void *) = l->stopped;
     void *arg = l->stopped_arg;
-    out_clear(l);
+    link_out_clear(l);
     mem_free(l);
     done(arg);
 }
@@ -534,7 +223,7 @@ static void on_poll_closed(uv_handle_t *h)
 
 static void child_close(struct data_plane_link *l)
 {
-    out_clear(l);
+    link_out_clear(l);
     if (l->poll_open && !uv_is_closing((uv_handle_t *)&l->poll))
         uv_close((uv_handle_t *)&l->poll, on_poll_closed);
     if (l->process_open && !uv_is_closing((uv_handle_t *)&l->process))
@@ -550,7 +239,7 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal)
         uv_close((uv_handle_t *)&l->backoff, on_timer_closed);
         return;
     }
-    bool by_itself = signal == 0 && strcmp(l->why, closed_socket) == 0;
+    bool by_itself = signal == 0 && strcmp(l->why, link_closed_socket) == 0;
     if (l->why[0] == '\0' || l->state == LINK_READY || by_itself)
         (void)snprintf(l->why, sizeof l->why,
                        signal != 0 ? "killed by signal %d" : "exit status %d",
@@ -563,7 +252,7 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal)
     l->state = LINK_DOWN;
     l->restarts++;
     child_close(l);
-    requests_fail(l, RS_EPEER, "the data plane process ended");
+    link_requests_fail(l, RS_EPEER, "the data plane process ended");
     l->events.lost(l->events.arg, l->why);
 }
 
@@ -582,7 +271,7 @@ static void lease_send(struct data_plane_link *l)
     struct wire_lease body = {.until_ns = l->lease_until_ns};
     struct wire_header h = {.type = WIRE_LEASE, .incarnation = l->incarnation};
     struct err e = {0};
-    int r = packet_send(l, &h, &body, sizeof body, NULL, 0, NULL, 0, &e);
+    int r = link_send(l, &h, &body, sizeof body, NULL, 0, NULL, 0, &e);
     if (r != 0) /* the lease that it has runs out before long, which is safe */
         log_warn("data plane: the lease could not be told: %s", err_text(&e, r));
 }
@@ -609,8 +298,7 @@ static void on_counted(struct link_request *r, int code, struct wire_packet *pac
     memcpy(l->gpu_memory, (const uint8_t *)packet->body + sizeof stats, left);
 }
 
-/* One at a time: a child that is slow to answer is asked less often. */
-static void stats_ask(struct data_plane_link *l)
+void link_stats_ask(struct data_plane_link *l)
 {
     struct err e = {0};
     if (link_waits(&l->stats))
@@ -637,7 +325,7 @@ void link_lease(struct data_plane_link *l, uint64_t until_ns)
     if (l->state != LINK_READY)
         return;
     lease_send(l);
-    stats_ask(l);
+    link_stats_ask(l);
 }
 
 static void about_read(struct link_about *a, const struct wire_packet *packet,
@@ -685,7 +373,7 @@ static void on_hello(struct link_request *r, int code, struct wire_packet *packe
     if (l->lease_until_ns != 0)
         lease_send(l);
     if (l->about.cuda_version != 0)
-        stats_ask(l);
+        link_stats_ask(l);
     log_info("data plane ready: pid %d, restarts %" PRIu64, (int)l->process.pid, l->restarts);
     l->events.ready(l->events.arg);
 }
@@ -712,9 +400,9 @@ static int hello_send(struct data_plane_link *l, struct err *e)
     (void)snprintf(hello.transport, sizeof hello.transport, "%s", c->transport);
     (void)snprintf(hello.data_address, sizeof hello.data_address, "%s", c->data_address);
     l->hello = (struct link_request){.done = on_hello};
-    return submit(l, &l->hello, (struct wire_header){.type = WIRE_HELLO}, &hello, sizeof hello,
-                  c->gpu_of_device, c->n_gpus * sizeof c->gpu_of_device[0], NULL, 0,
-                  HELLO_TIMEOUT_MS, e);
+    return link_submit_early(l, &l->hello, (struct wire_header){.type = WIRE_HELLO}, &hello,
+                             sizeof hello, c->gpu_of_device, c->n_gpus * sizeof c->gpu_of_device[0],
+                             NULL, 0, HELLO_TIMEOUT_MS, e);
 }
 
 static int child_spawn(struct data_plane_link *l, int child_end, struct err *e)
@@ -763,7 +451,7 @@ static int child_start(struct data_plane_link *l, struct err *e)
     rs_assert(uv_poll_init(l->loop, &l->poll, pair[0]) == 0);
     l->poll.data = l;
     l->poll_open = true;
-    (void)uv_poll_start(&l->poll, UV_READABLE, on_poll);
+    (void)uv_poll_start(&l->poll, UV_READABLE, link_on_poll);
     int r = child_spawn(l, pair[1], e);
     (void)close(pair[1]);
     if (r == 0)
@@ -814,10 +502,10 @@ void link_stop(struct data_plane_link *l, void (*done)(void *arg), void *arg)
     l->stopped = done;
     l->stopped_arg = arg;
     bool alive = l->process_open && !l->reaped;
-    if (alive && writable_now(l->socket))
+    if (alive && link_writable(l->socket))
         (void)wire_send(l->socket, &stop, NULL, 0, NULL, 0, NULL, 0, NULL);
     l->state = LINK_STOPPED;
-    requests_fail(l, RS_ECANCELED, "the daemon is stopping");
+    link_requests_fail(l, RS_ECANCELED, "the daemon is stopping");
     l->n_closing = 2;
     uv_close((uv_handle_t *)&l->deadline, on_timer_closed);
     if (alive) { /* the back-off timer now guards the child's end; on_exit_child closes it */
