@@ -188,7 +188,8 @@ void attempt_failed(struct step *s)
                                  ev->node.text == NULL ? err_name(code) : ev->node.text);
     struct refit_worker *w = ev->node.worker == 0 ? NULL : refit_find_worker(r, ev->node.worker);
     bool known = w != NULL && w->taking_part && w->layout->side == REFIT_DESTINATION;
-    if (code == RS_EDATALOSS && !known)
+    bool written = r->in_flight->phase.state >= REFIT_TRANSFERRING; /* nothing is before START */
+    if (code == RS_EDATALOSS && !known && written)
         distrust_node(r, n->node);
     if (!known || !worker_accepts(w)) {
         attempt_call_off(s, code, text);

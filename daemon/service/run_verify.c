@@ -90,7 +90,8 @@ void run_failed(struct decider *d, struct refit_event *ev)
     if (ev->node.code != RS_EDATALOSS || d->run.nodes == NULL)
         return;
     run_distrust(d);
-    unproven_add(d, !d->run.differ && sources_told(d));
+    if (d->run.started) /* else nobody has got anything */
+        unproven_add(d, !d->run.differ && sources_told(d));
     ev->node.wrong = d->run.wrong;
     ev->node.n_wrong = d->run.n_wrong;
 }

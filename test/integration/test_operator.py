@@ -327,10 +327,14 @@ class Rehearsal(unittest.TestCase):
     def setUp(self):
         self.nodes = of_case(self, Nodes(2, **self.settings()))
         self.fleet = Fleet(self.nodes, cast_source(), cast_destination(), ["n0:0", "n0:1"], ["n1:0", "n1:1"], automatic=False,
+                           receive=pb.RECEIVE_IN_PLACE if "tears" in self._testMethodName else pb.RECEIVE_STAGED,
                            worker=CoordinateWorker)
 
     def settings(self):
         return {"refit__verify": "off"} if "off" in self._testMethodName else {}
+
+    def workers(self, layout):
+        return [w for w in self.nodes["n1"].status("m").models[0].workers if w.layout_name == layout]
 
     def rehearse(self, version=1):
         for w in self.fleet.sources:
@@ -388,6 +392,19 @@ class Rehearsal(unittest.TestCase):
         for words in ("tensor 'v'", "[0:6, 2:4]", "source rank 1"):
             self.assertIn(words, s.reason)
         self.assertEqual(self.fleet.destinations[0].memory[:], bytes([POISON]) * len(self.fleet.destinations[0].memory))
+
+    def test_one_that_fails_before_a_byte_moves_tears_nobody(self):
+        self.fleet.refit(1)
+        self.write()
+        self.assertEqual({w.state for w in self.workers("rollout")}, {pb.WORKER_CURRENT})
+        w = self.fleet.sources[1]
+        (offset, _), = w.place["v"]
+        w.memory[offset] ^= 1
+        self.rehearse(2)
+        s = self.end(2)
+        self.assertEqual(s.phase, pb.PHASE_ABORTED)
+        self.assertIn("source rank 1", s.reason)
+        self.assertEqual({(w.state, w.held, w.applied) for w in self.workers("rollout")}, {(pb.WORKER_CURRENT, 1, 1)})
 
     def test_a_binding_with_other_strides_than_the_framework_has_is_caught(self):
         old = self.fleet.sources[0]

@@ -60,6 +60,40 @@ START_TEST(what_was_found_to_differ_after_it_had_staged_is_not_held)
 }
 END_TEST
 
+START_TEST(what_differs_before_anything_was_written_tears_nobody)
+{
+    static const enum refit_receive kinds[] = {REFIT_IN_PLACE, REFIT_STAGED_RECEIVE};
+    for (unsigned k = 0; k < 2; k++)
+        for (int n_prepared = 0; n_prepared < 2; n_prepared++) {
+            struct bed b;
+            usual(&b, kinds[k], true);
+            to_transfer(&b, 1, "a");
+            for (uint64_t w = 11; w <= 12 && k == 0; w++)
+                ready(&b, w, 1);
+            for (uint32_t n = 0; n < 2; n++)
+                node_event(&b, REFIT_EV_STAGED, n);
+            ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+            for (uint64_t w = 11; w <= 12 && k == 1; w++) {
+                (void)apply(&b, w, 1, false);
+                applied(&b, w, 1, 0);
+            }
+            (void)submit(&b, 2, "b", 2);
+            publish_all(&b, 2);
+            planned(&b);
+            if (n_prepared > 0)
+                node_event(&b, REFIT_EV_PREPARED, 1);
+            node_failed(&b, 0, 0); /* replicas of the source differ */
+            quiesce(&b);
+            ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
+            for (uint64_t w = 11; w <= 12; w++) {
+                ck_assert_int_eq(refit_worker_state(b.r, worker(&b, w)), REFIT_WORKER_CURRENT);
+                ck_assert_uint_eq(worker(&b, w)->held, 1);
+            }
+            bed_close(&b);
+        }
+}
+END_TEST
+
 static void found_wrong(struct bed *b, uint32_t node, uint64_t attempt, const uint64_t *wrong,
                         size_t n)
 {
@@ -477,6 +511,7 @@ END_TEST
     X(a_receiver_that_finished_early_keeps_its_result_and_a_retry_says_it_is_the_same_content)     \
     X(what_staged_before_it_heard_of_the_abort_is_kept_but_not_what_was_blamed)                    \
     X(what_was_found_to_differ_after_it_had_staged_is_not_held)                                    \
+    X(what_differs_before_anything_was_written_tears_nobody)                                       \
     X(everybody_who_has_got_wrong_bytes_is_known_by_one_failure_and_one_retry_is_enough)           \
     X(who_was_named_before_its_node_staged_is_not_believed_when_it_has)                            \
     X(who_is_found_to_have_wrong_bytes_while_the_attempt_is_called_off_is_not_believed)            \

@@ -240,8 +240,9 @@ static void on_submitted(struct waiter *waiter, const struct op_reply *reply)
 static void submit(uint64_t version)
 {
     struct err e = {0};
+    const char id[] = {'r', (char)('0' + version), '\0'};
     struct op_submit o = {
-        .model = "m", .version = version, .request_id = "r", .options = "", .options_words = ""};
+        .model = "m", .version = version, .request_id = id, .options = "", .options_words = ""};
     w.submit.done = on_submitted;
     ck_assert_msg(op_submit(w.service, &o, &w.submit, &e) == 0, "%s", e.text);
 }
@@ -464,6 +465,47 @@ START_TEST(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_an
     say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
     until_phase(1, REFIT_ABORTED);
     check_told(0, 1);
+    world_close();
+}
+END_TEST
+
+/* Both of ROLLOUT's workers have the version, which they will not apply: the next may be written over it. */
+static void commit_and_skip(uint64_t attempt)
+{
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    cells_say(ROLLOUT, attempt, 5);
+    staged_say(attempt);
+    until_phase(1, REFIT_COMMITTED);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct node_report r = event_of(REFIT_EV_APPLY);
+        r.event.apply.worker = 100 * ROLLOUT + rank;
+        r.event.apply.version = 1;
+        r.event.apply.skip = true;
+        coordinator_report(w.c, ROLLOUT, &r);
+    }
+}
+
+START_TEST(sources_that_differ_before_anything_was_written_take_nothing_from_who_receives)
+{
+    world_open();
+    commit_and_skip(until_started());
+    check_told(1, 0);
+    submit(2);
+    (void)expect(TRAINER, NODE_ORDER_TELL);
+    publish(0, 2);
+    publish(1, 2);
+    uint64_t attempt = expect(TRAINER, NODE_ORDER_PREPARE)->o.attempt;
+    (void)expect(ROLLOUT, NODE_ORDER_PREPARE);
+    struct node_report r = event_of(REFIT_EV_FAILED);
+    r.event.node.attempt = attempt;
+    r.event.node.code = RS_EDATALOSS;
+    r.event.node.text = "the source changed since it was published";
+    coordinator_report(w.c, TRAINER, &r);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(2, REFIT_ABORTED);
+    check_told(1, 0);
     world_close();
 }
 END_TEST
@@ -904,6 +946,7 @@ END_TEST
     X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                         \
     X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                        \
     X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
+    X(sources_that_differ_before_anything_was_written_take_nothing_from_who_receives)               \
     X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
     X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
     X(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)                        \
