@@ -25,7 +25,11 @@ static const char *const drain_usage =
     "Refits go on with a policy that does without the instances that were there, or when they have "
     "attached elsewhere.\n"
     "It lasts until --undo, whatever is restarted meanwhile.\n"
-    "  --undo                in use again\n";
+    "  --undo                in use again; a node that is not drained is left as it is, which is "
+    "said\n"
+    "--json: workers_gone, how many have gone since the node is drained; drained_before, whether "
+    "it was when this was "
+    "asked.\n";
 
 int cmd_abort(int argc, char **argv)
 {
@@ -93,6 +97,21 @@ static const char *own_node(struct ctl *c, json_t **ret_status)
     return node;
 }
 
+static void print_drained(const json_t *reply, bool undo)
+{
+    const char *node = jstr(reply, "node");
+    bool before = json_is_true(json_object_get(reply, "drained_before"));
+    uint64_t n = jnum(reply, "workers_gone");
+    if (undo)
+        (void)printf(before ? "node %s in use again\n"
+                            : "node %s was not drained: there is nothing to undo\n",
+                     node);
+    else
+        (void)printf("node %s drained%s: %llu worker%s gone, none is there any more\n", node,
+                     before ? " (it was before)" : "", (unsigned long long)n,
+                     n == 1 ? " has" : "s have");
+}
+
 int cmd_drain(int argc, char **argv)
 {
     struct ctl c;
@@ -107,12 +126,7 @@ int cmd_drain(int argc, char **argv)
         if (c.json) {
             c.exit = ctl_print_json(&c, reply);
         } else {
-            if (undo)
-                (void)printf("node %s in use again\n", jstr(reply, "node"));
-            else
-                (void)printf("node %s drained: %llu worker%s left\n", jstr(reply, "node"),
-                             (unsigned long long)jnum(reply, "left"),
-                             jnum(reply, "left") == 1 ? " has" : "s have");
+            print_drained(reply, undo);
             json_decref(reply);
             c.exit = cmd_flush(c.command, CMD_OK);
         }

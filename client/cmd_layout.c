@@ -14,7 +14,8 @@ static const char usage[] =
     "       reshardctl layout show FILE [--tensor NAME|GLOB] [--rank R] [--all] [--json]\n"
     "\n"
     "check: proves every rule of a layout. With --source it is taken as a destination and\n"
-    "       compared with that source. Regions that leave a part to nobody are refused unless\n"
+    "       compared with that source, which is named. Regions that leave a part to nobody are "
+    "refused unless\n"
     "       --allow-gaps says that no destination needs it.\n"
     "show:  an inventory; tensors that differ in numbers only share a line (--all: one each).\n"
     "       --tensor: who holds which part. --rank: what one rank holds. FILE '-' is stdin.\n";
@@ -38,22 +39,15 @@ static int check_gaps(const struct layout *l, struct err *e)
     return 0;
 }
 
-static int check_against(const char *path, const struct layout *l, struct err *e)
-{
-    struct layout *source;
-    int r = cmd_read_layout(path, &source, e);
-    if (r != 0)
-        return r;
-    r = layout_check_pair(source, l, e);
-    layout_free(source);
-    return r;
-}
-
-static int check_file(const struct layout_options *o, struct layout **ret, struct err *e)
+/* *ret_source is the caller's, also on failure: what the file was compared with, or NULL. */
+static int check_file(const struct layout_options *o, struct layout **ret,
+                      struct layout **ret_source, struct err *e)
 {
     int r = cmd_read_layout(o->file, ret, e);
     if (r == 0 && o->source != NULL)
-        r = check_against(o->source, *ret, e);
+        r = cmd_read_layout(o->source, ret_source, e);
+    if (r == 0 && o->source != NULL)
+        r = layout_check_pair(*ret_source, *ret, e);
     if (r == 0 && !o->allow_gaps && o->source == NULL)
         r = check_gaps(*ret, e);
     return r;
@@ -67,7 +61,20 @@ static uint64_t total_bytes(const struct layout *l)
     return bytes;
 }
 
-static void print_json(const struct layout *l, const struct buf *warning)
+static void print_source_json(const struct layout *source)
+{
+    char digest[33];
+    struct buf b;
+    layout_digest_text(source->digest, digest);
+    buf_init(&b);
+    json_put_string(&b, source->name);
+    (void)printf(", \"source\": {\"name\": %.*s, \"digest\": \"%s\"}", (int)b.n_bytes,
+                 b.n_bytes > 0 ? (const char *)b.data : "\"\"", digest);
+    buf_close(&b);
+}
+
+static void print_json(const struct layout *l, const struct layout *source,
+                       const struct buf *warning)
 {
     char digest[33];
     struct buf b;
@@ -76,13 +83,17 @@ static void print_json(const struct layout *l, const struct buf *warning)
     if (warning->n_bytes > 0)
         json_put_string(&b, (const char *)warning->data);
     (void)printf("{\"ok\": true, \"digest\": \"%s\", \"tensors\": %" PRIu32 ", \"bytes\": %" PRIu64
-                 ", \"ranks\": %" PRIu32 ", \"instances\": %" PRIu32 ", \"warnings\": [%.*s]}\n",
+                 ", \"ranks\": %" PRIu32 ", \"instances\": %" PRIu32 ", \"warnings\": [%.*s]",
                  digest, l->n_tensors, total_bytes(l), l->n_ranks, l->n_instances, (int)b.n_bytes,
                  b.n_bytes > 0 ? (const char *)b.data : "");
     buf_close(&b);
+    if (source != NULL)
+        print_source_json(source);
+    (void)printf("}\n");
 }
 
-static void print_text(const struct layout *l, const struct buf *warning)
+static void print_text(const struct layout *l, const struct layout *source,
+                       const struct buf *warning)
 {
     char digest[33], bytes[24];
     layout_digest_text(l->digest, digest);
@@ -91,11 +102,17 @@ static void print_text(const struct layout *l, const struct buf *warning)
                  l->name, l->n_tensors, l->n_tensors == 1 ? "" : "s",
                  cmd_bytes_text(total_bytes(l), bytes, sizeof bytes), l->n_ranks, l->n_instances,
                  l->n_instances == 1 ? "" : "s", digest);
+    if (source != NULL) {
+        layout_digest_text(source->digest, digest);
+        (void)printf("    can be filled from source layout '%s', digest %s\n", source->name,
+                     digest);
+    }
     if (warning->n_bytes > 0)
         (void)printf("warning: %s\n", (const char *)warning->data);
 }
 
-static int print_check(const struct layout *l, bool json, struct err *e)
+static int print_check(const struct layout *l, const struct layout *source, bool json,
+                       struct err *e)
 {
     struct buf warning;
     buf_init(&warning);
@@ -107,22 +124,23 @@ static int print_check(const struct layout *l, bool json, struct err *e)
     if (r != 0)
         (void)err_set(e, r, "out of memory");
     else if (json)
-        print_json(l, &warning);
+        print_json(l, source, &warning);
     else
-        print_text(l, &warning);
+        print_text(l, source, &warning);
     buf_close(&warning);
     return r;
 }
 
 static int layout_check_command(const struct layout_options *o)
 {
-    struct layout *l = NULL;
+    struct layout *l = NULL, *source = NULL;
     struct err e = {0};
-    int r = check_file(o, &l, &e);
+    int r = check_file(o, &l, &source, &e);
     if (r == 0)
-        r = print_check(l, o->json, &e);
+        r = print_check(l, source, o->json, &e);
     int code = r == 0 ? CMD_OK : cmd_fail("layout check", o->json, r, &e);
     layout_free(l);
+    layout_free(source);
     return cmd_flush("layout check", code);
 }
 

@@ -186,6 +186,16 @@ static void print_committed(const json_t *m)
         (void)printf("  ledger       is behind: a node knows version %llu as committed; was an old "
                      "file restored?\n",
                      (unsigned long long)jnum(m, "known_committed"));
+    if (jnum(m, "worker_committed") != 0)
+        (void)printf(
+            "  ledger       is behind, by a worker's word: %s came with version %llu, which "
+            "is not known as committed here; was an\n"
+            "               old file restored? No word of a worker counts: numbers up to %llu "
+            "may come again\n",
+            jstr(m, "worker_committed_by"), (unsigned long long)jnum(m, "worker_committed"),
+            (unsigned long long)jnum(m, "worker_committed"));
+    if (jstr(m, "newcomers")[0] != '\0')
+        (void)printf("  newcomers    %s\n", jstr(m, "newcomers"));
 }
 
 /* What commits nothing. */

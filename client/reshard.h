@@ -294,7 +294,7 @@ RESHARD_API int reshard_sleep(struct reshard_worker *worker, uint32_t timeout_ms
 
 /* The memory is back, in new segments on the same device: attaches the worker anew with these pieces
  * (as in struct reshard_attach). It holds nothing yet and gets the newest committed version like any
- * newcomer; reshard_worker_info.worker is another. RESHARD_EPRECOND: it is not asleep (yet). On failure it
+ * newcomer (where nobody holds that any more `reshardctl status` says so); reshard_worker_info.worker is another. RESHARD_EPRECOND: it is not asleep (yet). On failure it
  * sleeps on. */
 RESHARD_API int reshard_wake(struct reshard_worker *worker, const struct reshard_piece *live,
                              size_t n_live, const struct reshard_piece *shadow, size_t n_shadow,

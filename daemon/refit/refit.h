@@ -679,6 +679,9 @@ const struct refit_version *refit_attempt(const struct refit *r, uint64_t attemp
 enum refit_role refit_worker_role(const struct refit *r, const struct refit_worker *w);
 /* A member knows of a newer commit than the ledger: for status. */
 bool refit_ledger_behind(const struct refit *r);
+/* Why instances that lack the newest committed version do not get it, and the remedy, written into `text` (capacity > 0) and
+ * returned; "": none lacks it, or it is on its way. For status. */
+const char *refit_newcomers_wait(const struct refit *r, char *text, size_t capacity);
 /* True where this destination worker's receiving memory already holds the content of the attempt in
  * flight: none of its cells need be moved. For PREPARE. */
 bool refit_holds_already(const struct refit *r, const struct refit_worker *w);

@@ -141,6 +141,63 @@ void side_consider(struct step *s)
         }
 }
 
+/* --- why it does not come --- */
+
+struct lacking {
+    const struct refit_layout *layout; /* the first instance's */
+    uint32_t instance, n;
+};
+
+/* Those who lack the version, but (`unfed`) for those whom somebody could feed. */
+static struct lacking lacking_find(const struct refit *r, const struct refit_version *v, bool unfed)
+{
+    struct lacking x = {0};
+    foreach_layout (l, r)
+        for (uint32_t i = 0; i < l->n_instances; i++) {
+            struct refit_layout *feed;
+            if (l->side != REFIT_DESTINATION || !l->wanted || !instance_lacks(r, v, l, i) ||
+                (unfed && can_be_fed(r, v, l, &feed)))
+                continue;
+            if (x.n++ == 0) {
+                x.layout = l;
+                x.instance = i;
+            }
+        }
+    return x;
+}
+
+static void lacking_text(const struct refit *r, const struct lacking *x, const char *why,
+                         char *text, size_t capacity)
+{
+    char more[32] = "";
+    if (x->n > 1)
+        (void)snprintf(more, sizeof more, " and %u more", x->n - 1);
+    (void)snprintf(text, capacity, "%.256s/instance %u%s: version %llu is not there, and %s",
+                   x->layout->name, x->instance, more, ULL(r->committed), why);
+}
+
+const char *refit_newcomers_wait(const struct refit *r, char *text, size_t capacity)
+{
+    const struct refit_version *v = refit_find_version(r, r->committed);
+    text[0] = '\0';
+    if (r->in_flight != NULL || !nodes_settled(r) || v == NULL || refit_ledger_behind(r) ||
+        queue_newest_open(r) != NULL)
+        return text;
+    struct lacking x = lacking_find(r, v, r->config.catch_up);
+    const char *why =
+        !r->config.catch_up
+            ? "newcomers are not brought up ([refit] catch_up is off): submit the next version"
+        : !r->config.feed
+            ? "its sources have been released ([refit] feed is off): publish it again with the "
+              "same "
+              "content, or submit the next version"
+            : "nobody who could feed it holds it any more: publish it again with the same content, "
+              "or submit the next version";
+    if (x.n > 0)
+        lacking_text(r, &x, why, text, capacity);
+    return text;
+}
+
 /* --- catch-up: who takes part --- */
 
 static bool choose_receivers(struct step *s, struct refit_layout *l)

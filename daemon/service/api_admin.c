@@ -224,6 +224,8 @@ void api_versions(struct rpc_call *call, const void *data, size_t n_bytes)
 
 struct marks {
     struct arena *arena;
+    uint64_t *wall_ns; /* of each mark */
+    size_t wall_capacity;
     Reshard__V1__MarkRecord **marks;
     size_t n, capacity;
 };
@@ -238,6 +240,11 @@ static int mark_row(const struct ledger_record *row, void *arg)
     if (m == NULL || mem_grow(&marks, &x->capacity, x->n + 1, sizeof(void *)) != 0)
         return RS_ENOMEM;
     x->marks = marks;
+    void *wall_ns = x->wall_ns;
+    if (mem_grow(&wall_ns, &x->wall_capacity, x->n + 1, sizeof *x->wall_ns) != 0)
+        return RS_ENOMEM;
+    x->wall_ns = wall_ns;
+    x->wall_ns[x->n] = row->mark.wall_ns;
     reshard__v1__mark_record__init(m);
     m->name = arena_text(x->arena, row->mark.name != NULL ? row->mark.name : "");
     m->who = arena_text(x->arena, row->mark.who != NULL ? row->mark.who : "");
@@ -247,12 +254,53 @@ static int mark_row(const struct ledger_record *row, void *arg)
     return 0;
 }
 
-static int timeline_one(struct api_call *c, struct arena *a, const char *model,
+/* Where the newest submission of a number begins among its marks. */
+struct submission {
+    size_t mark;            /* "submitted" of it; SIZE_MAX: there is none yet */
+    uint64_t first_attempt; /* UINT64_MAX: none has begun */
+    uint64_t wall_ns;
+};
+
+static struct submission submission_find(const struct marks *x, const struct refit_version *v,
+                                         uint64_t wall_ns)
+{
+    struct submission s = {.mark = SIZE_MAX, .wall_ns = wall_ns};
+    bool queued = v != NULL && !refit_phase_final(v->phase.state) && v->first_attempt == 0;
+    for (size_t i = 0; i < x->n; i++)
+        if (strcmp(x->marks[i]->name, "submitted") == 0 &&
+            (s.mark == SIZE_MAX || x->wall_ns[i] >= x->wall_ns[s.mark]))
+            s.mark = i;
+    bool begun = !queued;
+    for (size_t i = 0; i < x->n && s.mark != SIZE_MAX; i++) /* else it has a number of its own */
+        begun &= i == s.mark || strcmp(x->marks[i]->name, "submitted") != 0 ||
+                 x->marks[i]->attempt != x->marks[s.mark]->attempt;
+    s.first_attempt = !begun ? UINT64_MAX : s.mark == SIZE_MAX ? 0 : x->marks[s.mark]->attempt;
+    s.mark = queued ? SIZE_MAX : s.mark;
+    return s;
+}
+
+/* Leaves out what was marked of earlier submissions, whose times count from other begins. */
+static void marks_keep(struct marks *x, const struct submission *s)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < x->n; i++) {
+        bool submitted = strcmp(x->marks[i]->name, "submitted") == 0;
+        if (submitted ? i == s->mark
+                      : x->marks[i]->attempt >= s->first_attempt || x->wall_ns[i] >= s->wall_ns)
+            x->marks[n++] = x->marks[i];
+    }
+    x->n = n;
+}
+
+static int timeline_one(struct api_call *c, struct arena *a, const struct decider *d,
                         Reshard__V1__VersionRecord *record, Reshard__V1__VersionTimeline *to,
                         struct err *e)
 {
     struct marks x = {.arena = a};
-    int r = ledger_timeline(c->service->ledger, model, record->version, mark_row, &x, e);
+    int r = ledger_timeline(c->service->ledger, d->model, record->version, mark_row, &x, e);
+    const struct submission newest = submission_find(
+        &x, refit_find_version(d->refit, record->version), record->submitted_wall_ns);
+    marks_keep(&x, &newest);
     reshard__v1__version_timeline__init(to);
     to->record = record;
     to->n_marks = x.n;
@@ -260,11 +308,12 @@ static int timeline_one(struct api_call *c, struct arena *a, const char *model,
     if (to->marks != NULL && x.n > 0)
         memcpy(to->marks, x.marks, x.n * sizeof(void *));
     mem_free(x.marks);
+    mem_free(x.wall_ns);
     return r;
 }
 
-static int timelines_fill(struct api_call *c, const char *model, struct versions *x,
-                          Reshard__V1__TimelineReply *reply, struct err *e)
+static int timelines_fill(struct api_call *c, struct versions *x, Reshard__V1__TimelineReply *reply,
+                          struct err *e)
 {
     int r = 0;
     reply->versions =
@@ -272,7 +321,7 @@ static int timelines_fill(struct api_call *c, const char *model, struct versions
     if (reply->versions == NULL)
         return err_set(e, RS_ENOMEM, "no memory for the answer");
     for (; r == 0 && reply->n_versions < x->n; reply->n_versions++)
-        r = timeline_one(c, &x->arena, model, x->records[reply->n_versions],
+        r = timeline_one(c, &x->arena, x->decider, x->records[reply->n_versions],
                          reply->versions[reply->n_versions], e);
     return r;
 }
@@ -295,7 +344,7 @@ static int timeline(struct api_call *c, void *request, struct err *e)
                             : err_set(e, RS_ENOTFOUND, "model '%s' has no version %" PRIu64,
                                       q->model, q->version);
     if (r == 0)
-        r = timelines_fill(c, q->model, &x, &reply, e);
+        r = timelines_fill(c, &x, &reply, e);
     if (r == 0)
         api_finish_arena(c->call, &x.arena, &reply.base);
     else
@@ -503,6 +552,12 @@ static void model_fill(struct arena *a, Reshard__V1__ModelStatus *to, struct dec
         to->committed_age_ns = now - r->committed_wall_ns;
     to->epoch = r->epoch;
     to->known_committed = refit_ledger_behind(r) ? r->known_committed : 0;
+    if (d->worker_committed > r->known_committed) {
+        to->worker_committed = d->worker_committed;
+        to->worker_committed_by = d->worker_committed_by;
+    }
+    char newcomers[ERR_TEXT_BYTES];
+    to->newcomers = arena_text(a, refit_newcomers_wait(r, newcomers, sizeof newcomers));
     to->superseded = r->n_superseded;
     to->aborted = r->n_aborted;
     versions_fill(a, to, d);

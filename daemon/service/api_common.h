@@ -24,7 +24,8 @@ struct api_call {
     uint64_t client; /* 0: anonymous */
     uint64_t begin_ns;
     uint8_t digest[16];
-    uint32_t node; /* Drain: which */
+    uint32_t node;       /* Drain: which */
+    bool drained_before; /* Drain */
 };
 
 /* A unary method after decoding: returns 0 when it will answer (or has), else the error to end the call with. */

@@ -284,7 +284,8 @@ static void drain_done(struct waiter *w, const struct op_reply *reply)
 {
     const struct service *s = call_of(w)->service;
     Reshard__V1__DrainReply m = RESHARD__V1__DRAIN_REPLY__INIT;
-    m.left = reply->value;
+    m.workers_gone = reply->value;
+    m.drained_before = call_of(w)->drained_before;
     if (failed(call_of(w), reply))
         return;
     m.node = (char *)(uintptr_t)coordinator_node_name(s->coordinator, call_of(w)->node);
@@ -315,6 +316,7 @@ static int drain(struct api_call *c, void *request, struct err *e)
     if (r == 0)
         r = node_named(c, q->node, &c->node, e);
     c->waiter.done = drain_done;
+    c->drained_before = r == 0 && c->service->coordinator->nodes[c->node].drained_wall_ns != 0;
     return r != 0 ? r : op_drain(c->service, c->node, q->undrain, &c->waiter, e);
 }
 

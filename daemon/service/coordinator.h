@@ -145,6 +145,9 @@ struct decider {
     /* The row (held.h) that is written with a commit or catch-up, until that is durable. */
     struct buf folds;
     struct landed_store landed; /* of the last attempt that was called off while bytes moved */
+    /* The newest version above the committed one that a worker came with in live memory, and who: for status. */
+    uint64_t worker_committed;
+    char worker_committed_by[192];
 };
 
 /* --- coordinator.c ------------------------------------------------------------------------------ */

@@ -190,6 +190,17 @@ static bool holds(const struct decider *d, const struct node_report *r, uint64_t
     return version != 0 && held_is(d->held, version, r->layout, r->event.attached.rank, fold);
 }
 
+/* Live memory that is not being written has what was committed: the ledger may be an older one. For people: a worker's word
+ * does not count. */
+static void note_committed(struct decider *d, const struct refit_event *ev, uint64_t version)
+{
+    if (version <= d->refit->committed || version <= d->worker_committed)
+        return;
+    d->worker_committed = version;
+    (void)snprintf(d->worker_committed_by, sizeof d->worker_committed_by, "%.160s/rank %u",
+                   ev->attached.layout_name, ev->attached.rank);
+}
+
 /* Memory that was being written holds the new version, the old one, or neither. */
 static uint64_t claim_check(const struct decider *d, const struct node_report *r, uint64_t claim,
                             uint64_t opened, uint64_t fold, const char *memory, bool *ret_torn)
@@ -268,6 +279,8 @@ static void claims_check(struct decider *d, const struct node_report *r, struct 
     bool *torn = &ev->attached.torn;
     if (ev->attached.side != REFIT_DESTINATION)
         return;
+    if (r->opened == 0)
+        note_committed(d, ev, ev->attached.live);
     if (w == NULL || w->applied != ev->attached.live)
         ev->attached.live =
             claim_check(d, r, ev->attached.live, r->opened, r->live_fold, "live", torn);

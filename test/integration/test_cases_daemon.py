@@ -240,6 +240,44 @@ class Ledgers(Case):
         w.attach(live_version=4)
         self.assertEqual((w.attached.committed, w.attached.applied), (newest, 0))
 
+    def test_a_restored_ledger_is_said_to_be_behind_by_the_workers_that_know_better(self):
+        d = self.daemon()
+        f = small(d, automatic=True)
+        f.refit(1)
+        apply_all(f, 1)
+        d.stop()
+        copy = ledger_of(d).read_bytes()
+        d.start()
+        f = small(d, automatic=True)
+        f.refit(3)
+        d.stop()
+        self.put(d, {"reshard.db": copy})
+        d.start()
+        self.assertEqual(committed(d), 1)
+        f = small(d, automatic=True)
+        self.assertEqual(d.status("m").models[0].worker_committed, 0)
+        w = f.destinations[2]
+        w.goodbye()
+        w.attach(live_version=3)
+        m = d.status("m").models[0]
+        self.assertEqual((m.worker_committed, m.worker_committed_by, m.known_committed), (3, "rollout/rank 2", 0))
+        text = subprocess.run([BUILD / "reshardctl", "status", "--socket", d.socket], check=True, text=True,
+                              capture_output=True, timeout=WAIT_S).stdout
+        self.assertIn("ledger       is behind, by a worker's word: rollout/rank 2 came with version 3", text)
+        f.refit(2)  # a worker's word does not count
+        self.assertEqual(d.status("m").models[0].worker_committed, 3)
+        apply_all(f, 2)
+        f.refit(3)
+        self.assertEqual(d.status("m").models[0].worker_committed, 0)
+
+    def test_memory_that_was_being_written_says_nothing_about_the_ledger(self):
+        d = self.daemon()
+        f = small(d, automatic=True)
+        f.destinations[0].goodbye()
+        w = Worker(f.rollout, "m", pb.SIDE_DESTINATION, small_destination(), 0, 4, pb.RECEIVE_IN_PLACE, attach=False)
+        w.attach(live_version=7, opened_version=7)
+        self.assertEqual(d.status("m").models[0].worker_committed, 0)
+
     def test_the_log_of_another_store_is_refused(self):
         a, files_a, _ = self.history(2)
         b, files_b, _ = self.history(3)

@@ -319,6 +319,52 @@ class Operators(unittest.TestCase):
             self.assertEqual({m.who for m in t[1].marks if m.name == "applied"},
                              {f"rollout/rank {r}" for r in range(4)})
 
+    def test_a_timeline_is_of_the_newest_submission_of_a_number(self):
+        def marks(version):
+            t, = d.admin().Timeline(pb.TimelineRequest(model="m", version=version), timeout=WAIT_S).versions
+            return t.marks
+
+        def until_accepting(version, request):
+            f.publish(version)
+            attempt = f.submit(version, request).attempt
+            self.assertEqual({w.event("accept_requested", version, attempt).attempt for w in f.destinations}, {attempt})
+            return attempt
+
+        def abort(version):
+            f.trainer.admin.Abort(pb.AbortRequest(model="m", version=version), timeout=WAIT_S)
+
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            first = until_accepting(5, "a")
+            f.trainer.stub.Mark(pb.MarkRequest(model="m", version=5, name="generation_begin"), timeout=WAIT_S)
+            abort(5)
+            self.assertEqual({m.attempt for m in marks(5)}, {first})
+            self.assertLessEqual({"submitted", "generation_begin", "aborted"}, {m.name for m in marks(5)})
+            # A number that waits, submitted again: nothing has happened to it yet.
+            until_accepting(4, "b")
+            f.submit(5, "c")
+            self.assertEqual([m.name for m in marks(5)], [])
+            f.trainer.stub.Mark(pb.MarkRequest(model="m", version=5, name="update_end"), timeout=WAIT_S)
+            f.submit(6, "d")
+            self.assertEqual(f.final(5).phase, pb.PHASE_SUPERSEDED)
+            names = ["source_released", "submitted", "superseded", "update_end"]
+            self.assertEqual(sorted(m.name for m in marks(5)), names)
+            abort(4)
+            f.watch(6, lambda s: s.attempt > 0)
+            abort(6)
+            # Submitted once more, and committed.
+            last = until_accepting(5, "e")
+            for w in f.destinations:
+                w.accept(5, last)
+            self.assertEqual(f.final(5).phase, pb.PHASE_COMMITTED)
+            whole = [(m.name, m.who, m.attempt) for m in marks(5)]
+            self.assertEqual({a for _, _, a in whole}, {last})
+            self.assertEqual([n for n, _, _ in whole].count("submitted"), 1)
+            self.assertLessEqual({"submitted", "published", "committed", "accepted"}, {n for n, _, _ in whole})
+            d.stop()
+            d.start()
+            self.assertEqual([(m.name, m.who, m.attempt) for m in marks(5)], whole)
+
     def test_unknown_models_and_versions(self):
         with Daemon() as d:
             for call in (lambda: d.status("x"), lambda: d.admin().Versions(pb.VersionsRequest(model="x"), timeout=WAIT_S),

@@ -467,7 +467,12 @@ class Layout(unittest.TestCase):
             source.write_text(json.dumps(gap))
             self.assertIn("[3:5]", self.check(whole, "--source", source).stderr)
             source.write_text(json.dumps(whole))
-            self.assertEqual(self.check(gap, "--source", source).returncode, 0)
+            r = self.check(gap, "--source", source)
+            self.assertEqual(r.returncode, 0)
+            digest = json.loads(ctl("layout", "check", source, "--json").stdout)["digest"]
+            self.assertEqual(r.stdout.splitlines()[1:], [f"    can be filled from source layout 's', digest {digest}"])
+            self.assertEqual(json.loads(self.check(gap, "--source", source, "--json").stdout)["source"],
+                             {"name": "s", "digest": digest})
 
     def test_json_answers_say_the_same(self):
         good = json.loads(self.check(example().source, "--json").stdout)

@@ -31,7 +31,7 @@ class Drain(unittest.TestCase):
         self.fleet.refit(1)
         self.fleet.check(1)
         reply = ctl_json(self.nodes["n0"], "drain", "n2")
-        self.assertEqual((reply["node"], reply["left"]), ("n2", 2))
+        self.assertEqual((reply["node"], reply["workers_gone"], reply["drained_before"]), ("n2", 2, False))
         left = [w for w in self.fleet.destinations if w.node == "n2"]
         for w in left:
             self.assertIn("node n2 is drained", w.event("evicted").reason)
@@ -60,7 +60,7 @@ class Drain(unittest.TestCase):
         self.assertEqual([n.name for n in self.nodes["n0"].status().nodes if n.draining], [])
         code, out, err = ctl(self.nodes["n1"], "drain", "--json")
         self.assertEqual(code, 0, err)
-        self.assertEqual((json.loads(out)["node"], json.loads(out)["left"]), ("n1", 2))
+        self.assertEqual((json.loads(out)["node"], json.loads(out)["workers_gone"]), ("n1", 2))
         self.assertEqual(err, "reshardctl drain: node n1, whose daemon is asked\n")
         for w in self.fleet.destinations[:2]:
             w.event("evicted")
@@ -84,7 +84,20 @@ class Drain(unittest.TestCase):
         for w, e in asked:
             w.accept(1, e.attempt)
         self.assertEqual(self.fleet.final(1).phase, pb.PHASE_COMMITTED)
-        self.assertEqual(waiting.result().left, 2)
+        self.assertEqual((waiting.result().workers_gone, waiting.result().drained_before), (2, True))
+
+    def test_what_there_is_nothing_to_do_about_is_said(self):
+        for node in ("n0", "n1"):  # the coordinator, and by a member
+            code, out, err = ctl(self.nodes[node], "drain", "n2", "--undo")
+            self.assertEqual((code, out), (0, "node n2 was not drained: there is nothing to undo\n"), err)
+        self.assertEqual(ctl_json(self.nodes["n0"], "drain", "n2", "--undo")["drained_before"], False)
+        self.assertEqual(ctl(self.nodes["n0"], "drain", "n2")[1],
+                         "node n2 drained: 2 workers have gone, none is there any more\n")
+        self.assertEqual(ctl(self.nodes["n1"], "drain", "n2")[1],
+                         "node n2 drained (it was before): 2 workers have gone, none is there any more\n")
+        self.assertEqual(ctl(self.nodes["n1"], "drain", "n2", "--undo")[:2], (0, "node n2 in use again\n"))
+        self.assertEqual(ctl(self.nodes["n1"], "drain", "n2", "--undo")[:2],
+                         (0, "node n2 was not drained: there is nothing to undo\n"))
 
     def node(self, name):
         return [n for n in self.nodes["n0"].status().nodes if n.name == name][0]
@@ -104,7 +117,7 @@ class Drain(unittest.TestCase):
         f.refit(1)
         f.check(1)
         begin = time.time_ns()
-        self.assertEqual(ctl_json(self.nodes["n1"], "drain", "n2")["left"], 2)
+        self.assertEqual(ctl_json(self.nodes["n1"], "drain", "n2")["workers_gone"], 2)
         since = self.node("n2").drained_wall_ns
         self.assertTrue(begin <= since <= time.time_ns(), since)
         left = [w for w in f.destinations if w.node == "n2"]
@@ -120,7 +133,7 @@ class Drain(unittest.TestCase):
         f.check(2)
         for w in left:
             self.assertEqual(w.wrong(1), [])  # left alone
-        ctl_json(self.nodes["n0"], "drain", "n2")  # once more: it goes on
+        self.assertEqual(ctl_json(self.nodes["n0"], "drain", "n2")["drained_before"], True)  # once more: it goes on
         self.assertEqual(self.node("n2").drained_wall_ns, since)
         ctl_json(self.nodes["n0"], "drain", "n2", "--undo")
         for w in left:

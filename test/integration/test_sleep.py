@@ -48,6 +48,11 @@ def states(d, model="m"):
     return {(w.layout_name, w.rank): w.state for m in d.status(model).models for w in m.workers}
 
 
+def ctl_status(d):
+    return subprocess.run([BUILD / "reshardctl", "status", "--socket", d.socket], check=True, text=True, capture_output=True,
+                          timeout=WAIT_S).stdout
+
+
 def without_one():
     return [pb.LayoutPolicy(layout_name="rollout", min_instances=1)]
 
@@ -120,6 +125,28 @@ class OneDaemon(unittest.TestCase):
             self.assertEqual(w.wrong(2, w.shadow), [])
             w.apply(2)
             self.assertEqual(w.wrong(2), [])
+
+    def test_who_wakes_when_nobody_holds_the_version_any_more_is_explained(self):
+        with Daemon() as d:
+            f = self.fleet(d)
+            self.refit(f, 1)
+            for w in f.destinations:
+                sleep(w)
+                give_memory_back(w)
+            self.assertEqual(d.status("m").models[0].newcomers, "")  # nobody waits
+            for w in f.destinations[:2]:
+                wake(w)
+            why = d.status("m").models[0].newcomers
+            for words in ("rollout/instance 0: version 1 is not there", "nobody", "publish it again", "next version"):
+                self.assertIn(words, why)
+            self.assertIn(f"newcomers    {why}\n", ctl_status(d))
+            f.publish(1)  # what it says
+            for w in f.destinations[:2]:
+                w.event("committed", 1)
+                w.apply(1)
+                self.assertEqual(w.wrong(1), [])
+            self.assertEqual(d.status("m").models[0].newcomers, "")
+            self.assertNotIn("newcomers", ctl_status(d))
 
     def test_who_falls_asleep_in_a_transfer_ends_it_and_its_memory_is_let_go_before_the_answer(self):
         with Daemon(**SlowFleet.RATE) as d:
@@ -240,9 +267,7 @@ class OneDaemon(unittest.TestCase):
                                  capture_output=True, timeout=WAIT_S).stdout
             workers = json.loads(out)["models"][0]["workers"]
             self.assertEqual([w["rank"] for w in workers if w["state"] == "asleep"], [1])
-            text = subprocess.run([BUILD / "reshardctl", "status", "--socket", d.socket], check=True, text=True,
-                                  capture_output=True, timeout=WAIT_S).stdout
-            self.assertIn("asleep", text)
+            self.assertIn("asleep", ctl_status(d))
 
 
 @unittest.skipIf(SLOW != 1, "a sanitizer's runtime wants to be loaded first")

@@ -242,6 +242,44 @@ START_TEST(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)
 }
 END_TEST
 
+static const char *why_not(const struct bed *b)
+{
+    static char text[400];
+    return refit_newcomers_wait(b->r, text, sizeof text);
+}
+
+START_TEST(who_wakes_when_nobody_can_feed_it_is_explained_until_somebody_can)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    b.r->config.feed = b.r->config.catch_up = true;
+    ck_assert_str_eq(why_not(&b), ""); /* nothing is committed */
+    whole(&b, 1, "a");
+    ck_assert_str_eq(why_not(&b), ""); /* all have it */
+    (void)falls_asleep(&b, 11);
+    (void)falls_asleep(&b, 12);
+    ck_assert_str_eq(why_not(&b), ""); /* sleepers want nothing */
+    (void)wakes(&b, 14, 1, REFIT_STAGED_RECEIVE);
+    ck_assert_ptr_null(b.r->in_flight);
+    ck_assert_str_eq(
+        why_not(&b),
+        "rollout/instance 1: version 1 is not there, and nobody who could feed it holds "
+        "it any more: publish it again with the same content, or submit the next version");
+    b.r->config.feed = false;
+    ck_assert_ptr_nonnull(strstr(why_not(&b), "[refit] feed is off): publish it again"));
+    b.r->config.catch_up = false;
+    ck_assert_ptr_nonnull(strstr(why_not(&b), "[refit] catch_up is off): submit the next version"));
+    b.r->config.feed = b.r->config.catch_up = true;
+    b.r->known_committed = 2;
+    ck_assert_str_eq(why_not(&b), ""); /* the ledger is behind: another line says so */
+    b.r->known_committed = 1;
+    publish_all(&b, 1); /* the remedy */
+    ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
+    ck_assert_str_eq(why_not(&b), "");
+    bed_close(&b);
+}
+END_TEST
+
 /* max_workers counts who is there at most: who comes for the rank of a sleeper, or of one that is gone, is not one more. */
 START_TEST(in_a_full_model_a_rank_is_taken_again)
 {
@@ -319,6 +357,7 @@ END_TEST
     X(a_sleeper_holds_nothing_and_can_say_nothing_about_memory)                                    \
     X(an_apply_that_sleep_overtakes_is_answered)                                                   \
     X(a_sleeper_wakes_empty_on_its_own_node_and_catches_up)                                        \
+    X(who_wakes_when_nobody_can_feed_it_is_explained_until_somebody_can)                           \
     X(in_a_full_model_a_rank_is_taken_again)                                                       \
     X(who_is_told_as_asleep_is_asleep)                                                             \
     X(failing_memory_changes_nothing_of_a_sleep)
