@@ -282,10 +282,12 @@ RESHARD_API int reshard_attach(struct reshard_client *client, const struct resha
                                struct reshard_error *e);
 
 /* The engine is about to let the memory of its weights go: vLLM's sleep mode, SGLang's
- * release_memory_occupation. Returns once the daemon has closed every mapping of the worker's memory
- * (of a version that is being accepted: once that is decided, too); its
+ * release_memory_occupation. Returns once the daemon has closed every mapping of the worker's memory; its
  * segments may then be freed (reshard_segment_free, which takes VMM descriptors back too), and after that
- * the memory unmapped. The lease stays. A refit in flight to the worker ends as at its death. The worker
+ * the memory unmapped. The lease stays. A refit in flight to the worker ends as at its death. Of a version that is being
+ * accepted its instance counts as rejecting, and its memory is let go when that version is decided: at once where the policy needs
+ * the instance, else when the others have said what they think, at the latest when the version's accept_timeout_ms is over.
+ * Status names who waits so; RESHARD_EDEADLINE where timeout_ms is over before. The worker
  * holds nothing until reshard_wake, and until then other calls on it are RESHARD_EPRECOND, as is
  * reshard_submit where the policy needs its instance (of a source: always). Twice is fine; a reshard_wake of
  * another thread's is waited for. On any other result nothing may be unmapped: ask again. */

@@ -83,6 +83,11 @@ int reshard_sleep(struct reshard_worker *w, uint32_t timeout_ms, struct reshard_
     } else if (m != NULL) {
         memory_give(w, m); /* it may be mapped still */
     }
+    if (r == RS_EDEADLINE)
+        (void)err_prefix(
+            &err, r,
+            "sleep: the memory may be in use still, as that of a version that is being "
+            "accepted is until it is decided; ask again, and unmap nothing till then");
     sleep_end(w);
     return client_give(e, r, &err);
 }

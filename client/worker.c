@@ -89,15 +89,22 @@ static void account_whole(struct reshard_worker *w, uint64_t version)
         w->opened_version = 0;
 }
 
+/* It sleeps, and holds nothing; or has other memory by now than what comes by its old stream is about. */
+static bool is_bygone(const struct reshard_worker *w)
+{
+    return w->memory == NULL || w->next.stream != NULL;
+}
+
 static void account(struct reshard_worker *w, const struct reshard_event *ev)
 {
     switch (ev->type) {
     case RESHARD_EVENT_ACCEPT_REQUESTED:
-        account_received(w, ev->version);
+        if (!is_bygone(w))
+            account_received(w, ev->version);
         break;
     case RESHARD_EVENT_COMMITTED:
         w->committed = ev->version;
-        if (w->memory == NULL) /* it sleeps, and holds nothing */
+        if (is_bygone(w))
             break;
         if (w->held == ev->version || w->accept_automatically) /* else its instance was left out */
             account_whole(w, ev->version);

@@ -441,6 +441,8 @@ enum refit_worker_state refit_worker_state(const struct refit *r, const struct r
 const char *refit_worker_doing(const struct refit *r, const struct refit_worker *w)
 {
     const struct refit_version *v = r->in_flight;
+    if (w->asleep && w->taking_part && v != NULL && !w->gone)
+        return "letting go when the version is decided";
     if (w->gone || w->asleep)
         return "";
     if (w->applying != 0)

@@ -126,6 +126,35 @@ class OneDaemon(unittest.TestCase):
             w.apply(2)
             self.assertEqual(w.wrong(2), [])
 
+    def test_who_falls_asleep_while_others_accept_waits_for_the_decision_and_status_says_so(self):
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            f.publish(1)
+            f.submit(1, policy=without_one())
+            asked = [w.event("accept_requested", 1) for w in f.destinations]
+            w = f.destinations[3]
+            number = inode(w.memory)
+            answer = w.client.stub.Sleep.future(pb.SleepRequest(worker=w.id), timeout=WAIT_S)
+            d.wait_status("m", lambda m: "letting go when the version is decided" in [x.doing for x in m.workers], "who waits")
+            self.assertFalse(answer.done())
+            for x, e in zip(f.destinations[:2], asked):
+                x.accept(1, e.attempt)
+            answer.result()
+            self.assertEqual(mapped(d, number), 0)
+            self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+            self.assertEqual({x.doing for x in d.status("m").models[0].workers}, {""})
+
+    def test_that_wait_ends_with_the_accept_deadline(self):
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
+            f.publish(1)
+            f.submit(1, policy=without_one(), accept_timeout_ms=int(500 * SLOW))
+            f.destinations[3].event("accept_requested", 1)
+            sleep(f.destinations[3])  # and nobody says what it thinks
+            s = f.final(1)
+            self.assertEqual(s.phase, pb.PHASE_ABORTED)
+            self.assertIn("accept deadline", s.reason)
+
     def test_who_wakes_when_nobody_holds_the_version_any_more_is_explained(self):
         with Daemon() as d:
             f = self.fleet(d)

@@ -6,7 +6,7 @@
 Speaks the memory socket and reshard.v1 (stubs are generated into DIR from proto/reshard.proto). A submitted version is
 committed once every attached source has published it and every destination has accepted. It keeps nothing: a restarted one
 knows no token, worker or layout. Names choose its moods: model "busy" answers each kind of call UNAVAILABLE twice before it
-works; model "stranger" answers UNAUTHENTICATED to the first Publish of each start; "reject" aborts what is submitted.
+works; a mark "late" has every worker of the model asked to accept that version; model "stranger" answers UNAUTHENTICATED to the first Publish of each start; "reject" aborts what is submitted.
 FAKE_SLOW_MS in the environment: it thinks as long before each answer on the memory socket.
 Each call is a line of JSON in --log.
 """
@@ -185,12 +185,12 @@ def services(state, pb, grpc_pb, grpc):
                     context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"segment {s:x} is not known")
             number, events = secrets.randbits(63) | 1, queue.Queue()
             with lock:
-                if any((w["model"], w["side"], w["rank"]) == (hello.model, hello.side, hello.rank)
+                if any((w["model"], w["side"], w["rank"]) == (hello.model, hello.side, hello.rank) and not w["asleep"]
                        for w in state.workers.values()):
                     context.abort(grpc.StatusCode.ALREADY_EXISTS, f"rank {hello.rank} is attached")
                 state.workers[number] = dict(model=hello.model, side=hello.side, rank=hello.rank, events=events, published=0,
                                              accepted=0, automatic=hello.accept_automatically, applied=hello.live_version,
-                                             context=context)
+                                             asleep=hello.asleep, context=context)
             state.log(call="Attach", model=hello.model, rank=hello.rank, pieces=pieces, live=hello.live_version,
                       shadow=hello.shadow_version, segments=len(hello.segments))
             context.add_callback(lambda: events.put(None))
@@ -271,8 +271,17 @@ def services(state, pb, grpc_pb, grpc):
             w["applied"] = 0 if r.skip else r.version
             return pb.ApplyReply(applied=w["applied"], elapsed_ns=5)
 
+        def Sleep(self, r, context):
+            caller(context)
+            worker(context, r.worker)["asleep"] = True
+            return pb.SleepReply()
+
         def Mark(self, r, context):
             caller(context)
+            with lock:
+                for w in state.workers.values():
+                    if r.name == "late" and w["model"] == r.model:
+                        tell(w, "accept_requested", r.version)
             state.log(call="Mark", name=r.name, version=r.version)
             return pb.MarkReply()
 

@@ -108,6 +108,19 @@ struct rank {
     struct reshard_worker *worker;
 };
 
+/* A staged destination, in the same segments. */
+static void rank_wake(struct rank *r)
+{
+    struct reshard_piece *live = NULL, *shadow = NULL;
+    size_t n = 0;
+    uint64_t end = 0;
+    OK(reshard_pieces_dense(r->layout, 0, r->live, 0, 0, &live, &n, &end, &ok_error));
+    OK(reshard_pieces_dense(r->layout, 0, r->shadow, 0, 0, &shadow, &n, &end, &ok_error));
+    OK(reshard_wake(r->worker, live, n, shadow, n, 0, &ok_error));
+    reshard_pieces_free(live);
+    reshard_pieces_free(shadow);
+}
+
 static void rank_attach(struct rank *r, const char *model, enum reshard_side side, bool automatic)
 {
     struct reshard_piece *live = NULL, *shadow = NULL;
@@ -217,6 +230,29 @@ START_TEST(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_agai
     await_log("\"call\": \"Attach\", \"model\": \"m\", \"rank\": 0, \"pieces\": 2, \"live\": 3", 1);
     ck_assert_uint_eq(log_count("\"call\": \"memory\", \"kind\": 3"), 2);
     rank_close(&trainer);
+    stop();
+}
+END_TEST
+
+START_TEST(who_sleeps_does_not_hold_what_it_is_asked_to_accept)
+{
+    struct rank rollout = {0};
+    struct reshard_worker_info info;
+    start();
+    rank_attach(&rollout, "m", RESHARD_DESTINATION, false);
+    OK(reshard_mark(rollout.client, "m", 6, "late", NULL, 0, &ok_error));
+    ck_assert_uint_eq(must_event(&rollout, RESHARD_EVENT_ACCEPT_REQUESTED).version, 6);
+    reshard_worker_info(rollout.worker, &info);
+    ck_assert_uint_eq(info.held, 6);
+    OK(reshard_sleep(rollout.worker, 0, &ok_error));
+    OK(reshard_mark(rollout.client, "m", 7, "late", NULL, 0, &ok_error));
+    ck_assert_uint_eq(must_event(&rollout, RESHARD_EVENT_ACCEPT_REQUESTED).version, 7);
+    reshard_worker_info(rollout.worker, &info);
+    ck_assert_uint_eq(info.held, 0);
+    rank_wake(&rollout); /* and does not claim it */
+    await_log("\"call\": \"Attach\"", 2);
+    ck_assert_uint_eq(log_count("\"shadow\": 0"), 2);
+    rank_close(&rollout);
     stop();
 }
 END_TEST
@@ -462,6 +498,7 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(a_version_goes_from_publish_to_commit_and_apply)                                             \
     X(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_again)                      \
+    X(who_sleeps_does_not_hold_what_it_is_asked_to_accept)                                         \
     X(a_slow_daemon_is_waited_for_and_gets_each_segment_once)                                      \
     X(an_idle_worker_attaches_again_by_itself)                                                     \
     X(a_call_that_is_answered_unavailable_is_tried_again)                                          \
