@@ -23,6 +23,7 @@ struct dispute {
 struct cells {
     struct slot *slots;
     size_t n_slots, n_used; /* n_slots: a power of two, or 0 */
+    size_t n_untold;        /* slots without a source's print */
     struct dispute *disputes;
     size_t n_disputes, disputes_capacity;
     struct cells_difference *wrong;
@@ -132,6 +133,7 @@ static int source_take(struct cells *c, struct slot *slot, const struct cell_pri
             r = differ(c, &c->disputes[i - 1].print, p);
     slot->print = *p;
     slot->dispute = 0;
+    c->n_untold--;
     return r;
 }
 
@@ -141,6 +143,7 @@ static int print_merge(struct cells *c, const struct cell_print *p)
     if (!slot->used) {
         *slot = (struct slot){.print = *p, .used = true};
         c->n_used++;
+        c->n_untold += !is_source(p);
         return 0;
     }
     if (is_source(p) && !is_source(&slot->print))
@@ -193,4 +196,14 @@ int cells_settle(struct cells *c, struct cells_difference *ret)
     for (size_t i = 0; r == 0 && c->n_disputes > 0 && i < c->n_slots; i++)
         r = slot_settle(c, &c->slots[i]);
     return r == 0 ? found(c, n_before, ret) : r;
+}
+
+bool cells_untold(const struct cells *c, struct cell_print *ret)
+{
+    for (size_t i = 0; c->n_untold > 0 && i < c->n_slots; i++)
+        if (c->slots[i].used && !is_source(&c->slots[i].print)) {
+            *ret = c->slots[i].print;
+            return true;
+        }
+    return false;
 }

@@ -34,6 +34,9 @@ int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
  * is among the wrong ones. RS_ENOMEM. */
 int cells_settle(struct cells *c, struct cells_difference *ret);
 
+/* A print of a cell of which destinations have told and no source has (yet). False: there is none. */
+bool cells_untold(const struct cells *c, struct cell_print *ret);
+
 /* All differences so far, in the order in which they were found; valid until the next call that changes c. */
 const struct cells_difference *cells_wrong(const struct cells *c, size_t *ret_n);
 /* There are more than CELLS_MOST_WRONG. */

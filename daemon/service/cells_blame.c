@@ -14,6 +14,7 @@ struct where {
     uint64_t cell;
     uint32_t tensor;
     struct box box;
+    uint32_t device; /* on_sent: that sends it */
 };
 
 static int on_transfer(const struct plan_transfer *t, void *arg)
@@ -52,6 +53,34 @@ int cells_blame(const struct plan_entry *plan, const struct cells_difference *x,
                    x->bad.layout == 0 ? "sent" : "holds", x->bad.fingerprint,
                    layout_name(plan, x->good.layout), x->good.rank,
                    x->good.layout == 0 ? "sent" : "holds", x->good.fingerprint);
+}
+
+/* --- who has not told of it ----------------------------------------------------------------------- */
+
+static int on_sent(const struct plan_transfer *t, void *arg)
+{
+    struct where *w = arg;
+    if (t->from.side != SIDE_SOURCE)
+        return 0;
+    w->device = t->from.device;
+    return on_transfer(t, w);
+}
+
+int cells_untold_blame(const struct plan_entry *plan, const struct cell_print *told,
+                       uint32_t *ret_node, struct err *e)
+{
+    struct where w = {.cell = told->cell};
+    char box[160] = "";
+    int r = plan_transfers(plan->plan, -1, on_sent, &w);
+    if (r <= 0)
+        return err_set(e, r < 0 ? r : RS_EPROTO, "cell %" PRIu64 " has no source", told->cell);
+    *ret_node = plan->topology->devices[w.device].node;
+    (void)box_text(&w.box, box, sizeof box);
+    return err_set(
+        e, RS_EPROTO,
+        "it says that it has told what its sources send, but not of tensor '%s' %s, which layout "
+        "'%s' rank %u holds",
+        plan_tensor_name(plan->plan, w.tensor), box, layout_name(plan, told->layout), told->rank);
 }
 
 /* --- who has them -------------------------------------------------------------------------------- */
@@ -130,12 +159,13 @@ struct cells_blame {
     void (*done)(void *arg, const struct cells_blamed *x);
     void *arg;
     struct plan_entry *plan;
-    struct cells_difference first;
+    struct cells_difference first; /* untold: first.bad alone */
     struct cells_place *wrong;
     size_t n_places, n_wrong;
     struct cells_holder *holders;
     size_t n_holders;
-    bool all;
+    bool all, untold;
+    uint32_t node;
     int code;
     struct err err;
 };
@@ -143,6 +173,10 @@ struct cells_blame {
 static void blame_work(uv_work_t *work)
 {
     struct cells_blame *b = container_of(work, struct cells_blame, work);
+    if (b->untold) {
+        b->code = cells_untold_blame(b->plan, &b->first.bad, &b->node, &b->err);
+        return;
+    }
     b->code = cells_blame(b->plan, &b->first, &b->err);
     b->all = cells_holders(b->plan, b->wrong, b->n_places, &b->holders, &b->n_holders) == 0;
 }
@@ -167,6 +201,7 @@ static void blame_done(uv_work_t *work, int status)
                                    .holders = b->holders,
                                    .n_holders = b->n_holders,
                                    .all = b->all,
+                                   .node = b->node,
                                    .n_wrong = b->n_wrong};
     if (b->done != NULL)
         b->done(b->arg, &x);
@@ -175,24 +210,16 @@ static void blame_done(uv_work_t *work, int status)
     service_stop_if_idle(s);
 }
 
-int cells_blame_start(struct service *s, struct plan_entry *plan,
-                      const struct cells_difference *first, struct cells_place *wrong,
-                      size_t n_places, size_t n_wrong,
-                      void (*done)(void *arg, const struct cells_blamed *x), void *arg,
-                      struct cells_blame **ret)
+static int blame_start(struct service *s, struct plan_entry *plan, const struct cells_blame *what,
+                       struct cells_blame **ret)
 {
     struct cells_blame *b = mem_zalloc(sizeof *b);
     if (b == NULL) {
-        mem_free(wrong);
+        mem_free(what->wrong);
         return RS_ENOMEM;
     }
-    *b = (struct cells_blame){.service = s,
-                              .done = done,
-                              .arg = arg,
-                              .first = *first,
-                              .wrong = wrong,
-                              .n_places = n_places,
-                              .n_wrong = n_wrong};
+    *b = *what;
+    b->service = s;
     b->plan = plan_entry_ref(plan);
     if (uv_queue_work(s->loop, &b->work, blame_work, blame_done) != 0) {
         blame_free(b);
@@ -201,6 +228,30 @@ int cells_blame_start(struct service *s, struct plan_entry *plan,
     s->n_jobs++;
     *ret = b;
     return 0;
+}
+
+int cells_untold_start(struct service *s, struct plan_entry *plan, const struct cell_print *told,
+                       void (*done)(void *arg, const struct cells_blamed *x), void *arg,
+                       struct cells_blame **ret)
+{
+    const struct cells_blame what = {
+        .done = done, .arg = arg, .first = {.bad = *told}, .untold = true};
+    return blame_start(s, plan, &what, ret);
+}
+
+int cells_blame_start(struct service *s, struct plan_entry *plan,
+                      const struct cells_difference *first, struct cells_place *wrong,
+                      size_t n_places, size_t n_wrong,
+                      void (*done)(void *arg, const struct cells_blamed *x), void *arg,
+                      struct cells_blame **ret)
+{
+    const struct cells_blame what = {.done = done,
+                                     .arg = arg,
+                                     .first = *first,
+                                     .wrong = wrong,
+                                     .n_places = n_places,
+                                     .n_wrong = n_wrong};
+    return blame_start(s, plan, &what, ret);
 }
 
 void cells_blame_forget(struct cells_blame *b)

@@ -1,4 +1,4 @@
-/* Differences between nodes, off the loop: words for the first (tensor, box, layouts and ranks, found in the plan), and
+/* Differences between nodes, and cells that a source's node has kept to itself, off the loop: words for the first (tensor, box, layouts and ranks, found in the plan), and
  * everybody whose memory has got one of the cells. */
 #ifndef RS_SERVICE_CELLS_BLAME_H
 #define RS_SERVICE_CELLS_BLAME_H
@@ -38,6 +38,7 @@ struct cells_blamed {
     size_t n_holders;
     bool all;       /* the holders are everybody who takes one of the cells that it was given */
     size_t n_wrong; /* as it was given */
+    uint32_t node;  /* of cells_untold_start */
 };
 
 /* cells_blame of the first and cells_holders of all, as a job; done runs once, later. Takes `wrong` (mem_free), also on
@@ -47,6 +48,14 @@ int cells_blame_start(struct service *s, struct plan_entry *plan,
                       size_t n_places, size_t n_wrong,
                       void (*done)(void *arg, const struct cells_blamed *x), void *arg,
                       struct cells_blame **ret);
+/* RS_EPROTO "tensor 'w' [0:4], which layout 'rollout' rank 2 holds: …" of a cell that no source's node has told of; *ret_node:
+ * an index in the topology, of who sends it. Pure; any thread. */
+int cells_untold_blame(const struct plan_entry *plan, const struct cell_print *told,
+                       uint32_t *ret_node, struct err *e);
+/* The same as a job: done's x has code, text and node. RS_ENOMEM. */
+int cells_untold_start(struct service *s, struct plan_entry *plan, const struct cell_print *told,
+                       void (*done)(void *arg, const struct cells_blamed *x), void *arg,
+                       struct cells_blame **ret);
 void cells_blame_forget(struct cells_blame *b); /* NULL is fine */
 
 #endif

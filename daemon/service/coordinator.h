@@ -115,6 +115,7 @@ struct run {
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
     struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
     struct cells_blame *blaming;         /* job; NULL: none */
+    struct cells_blame *untold;          /* job: whose cells are missing; NULL: none */
     uint64_t *wrong; /* workers whose memory is not believed; owned, room for all participants */
     uint32_t n_wrong;
     bool started;    /* START was put */

@@ -491,10 +491,11 @@ static void work_forget(struct decider *d)
 {
     planning_forget(d->run.planning);
     cells_blame_forget(d->run.blaming);
+    cells_blame_forget(d->run.untold);
     if (d->run.checking != NULL)
         d->run.checking->decider = NULL;
     d->run.planning = NULL;
-    d->run.blaming = NULL;
+    d->run.blaming = d->run.untold = NULL;
     d->run.checking = NULL;
     d->run.wants_devices = false;
 }

@@ -1,7 +1,8 @@
 /* What has landed, compared over all nodes, and whom to believe after a difference.
  *
  *   CELLS*   of each node → merged (cells.c) → a difference: job (cells_blame.c) → FAILED
- *   PROGRESS of each node: what its sources send has been merged (sources_known)
+ *   PROGRESS of each node: what its sources send has been merged (sources_known); once all have said so, a cell that only
+ *            destinations have told of is a source's node that has kept it to itself (cells_untold) → FAILED
  *   STAGED   of each node → folds of its receivers against what is known of the version; of the last: what is open is settled
  *
  * The decider hears with one FAILED of everybody whose memory is not to be believed (run.wrong), so that one retry is
@@ -59,12 +60,34 @@ static bool sources_told(const struct decider *d)
     return true;
 }
 
+static void on_untold(void *arg, const struct cells_blamed *x)
+{
+    struct decider *d = arg;
+    d->run.untold = NULL;
+    run_fail(d, d->run.input->nodes[x->node], x->code, x->text, 0);
+}
+
+/* All sources are said to be told of, and somebody has got a cell that they are not: nothing can be compared with them. */
+static void untold_find(struct decider *d)
+{
+    struct cell_print told;
+    if (d->run.cells == NULL || d->run.unsound || d->run.distrusted || d->run.differ ||
+        !cells_untold(d->run.cells, &told) || !sources_told(d))
+        return;
+    d->run.unsound = true;
+    if (cells_untold_start(d->coordinator->service, d->run.plan, &told, on_untold, d,
+                           &d->run.untold) != 0)
+        run_fail_here(d, RS_ENOMEM,
+                      "cells of sources are missing, and there is no memory to say whose");
+}
+
 void run_sources_known(struct decider *d, uint32_t node, struct refit_event *ev)
 {
     struct run_node *n = run_node_of(d, node);
     if (ev->node.attempt != d->run.id || n == NULL || !ev->node.sources_known)
         return;
     n->told = true;
+    untold_find(d);
     if (d->run.unsound || d->run.distrusted || d->run.differ)
         ev->node.sources_known = false;
 }
@@ -172,14 +195,30 @@ static void cells_failed(struct decider *d, int code, const struct cells_differe
 
 /* --- CELLS -------------------------------------------------------------------------------------- */
 
-/* Everything that is used as an index later; the number of cells bounds what is kept. */
-static bool page_is_sound(const struct decider *d, const struct node_report *r)
+/* A source's word is believed: nobody speaks for ranks of another node. */
+static bool is_its_own(const struct decider *d, uint32_t node, const struct cell_print *c)
+{
+    const struct participant *p = attempt_input_find(d->run.input, c->layout, c->rank);
+    return p != NULL && p->node == node;
+}
+
+/* Everything that is used as an index later; the number of cells bounds what is kept. NULL, or what is wrong. */
+static const char *page_fault(const struct decider *d, uint32_t node, const struct node_report *r)
 {
     uint64_t n_cells = plan_totals(d->run.plan->plan)->cells;
-    for (uint32_t i = 0; i < r->n_cells; i++)
-        if (r->cells[i].cell >= n_cells || r->cells[i].layout > d->run.input->n_destinations)
-            return false;
-    return r->n_cells <= NODE_PAGE_CELLS;
+    const struct cell_print *before = NULL;
+    if (r->n_cells > NODE_PAGE_CELLS)
+        return "it reports more cells at a time than a page has";
+    for (uint32_t i = 0; i < r->n_cells; i++) {
+        const struct cell_print *c = &r->cells[i];
+        if (c->cell >= n_cells || c->layout > d->run.input->n_destinations)
+            return "it reports cells that the plan has not";
+        bool same = before != NULL && before->layout == c->layout && before->rank == c->rank;
+        if (!same && !is_its_own(d, node, c))
+            return "it reports cells of ranks that it has not";
+        before = c;
+    }
+    return NULL;
 }
 
 void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
@@ -187,9 +226,10 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
     struct cells_difference x;
     if (r->attempt != d->run.id || d->run.plan == NULL || d->run.unsound)
         return;
-    if (!page_is_sound(d, r)) {
+    const char *fault = page_fault(d, node, r);
+    if (fault != NULL) {
         d->run.unsound = true;
-        run_fail(d, node, RS_EPROTO, "it reports cells that the plan has not", 0);
+        run_fail(d, node, RS_EPROTO, fault, 0);
         return;
     }
     if (d->run.cells == NULL)
@@ -199,6 +239,8 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
     d->run.unsound = code != 0 && code != RS_EDATALOSS;
     if (code != 0)
         cells_failed(d, code, &x);
+    else
+        untold_find(d);
 }
 
 /* All nodes have said what they saw. */
@@ -302,6 +344,7 @@ bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
     bool first = !n->staged;
     n->staged = n->told = true;
     run_node_quiet(d, node);
+    untold_find(d);
     if (d->run.unsound || d->run.distrusted || (d->run.differ && !folds_differ(d)))
         return false;
     folds_compare(d, r->folds, r->n_folds);

@@ -137,6 +137,31 @@ START_TEST(where_no_source_tells_none_of_those_that_differ_is_believed)
 }
 END_TEST
 
+START_TEST(a_cell_that_no_source_has_told_of_is_found_until_one_has)
+{
+    struct cells *c = cells_new();
+    struct cells_difference x;
+    struct cell_print p = {0};
+    ck_assert(!cells_untold(c, &p));
+    ck_assert_int_eq(merge_one(c, print_of(7, 70, SOURCE, 0), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(7, 70, ROLLOUT, 1), &x), 0);
+    ck_assert(!cells_untold(c, &p));
+    ck_assert_int_eq(merge_one(c, print_of(8, 80, ROLLOUT, 1), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(8, 81, EVAL, 2), &x), 0); /* in dispute */
+    ck_assert_int_eq(merge_one(c, print_of(9, 90, EVAL, 2), &x), 0);
+    ck_assert(cells_untold(c, &p) && (p.cell == 8 || p.cell == 9));
+    ck_assert_int_eq(merge_one(c, print_of(8, 80, SOURCE, 0), &x), RS_EDATALOSS);
+    ck_assert(cells_untold(c, &p));
+    ck_assert_uint_eq(p.cell, 9);
+    ck_assert_uint_eq(p.layout, EVAL);
+    ck_assert_uint_eq(p.rank, 2);
+    ck_assert_int_eq(merge_one(c, print_of(9, 90, SOURCE, 0), &x), 0);
+    ck_assert_int_eq(merge_one(c, print_of(9, 90, SOURCE, 1), &x), 0); /* once more */
+    ck_assert(!cells_untold(c, &p));
+    cells_free(c);
+}
+END_TEST
+
 START_TEST(what_is_listed_is_bounded_and_it_is_said_that_there_is_more)
 {
     struct cells *c = cells_new();
@@ -196,6 +221,7 @@ END_TEST
     X(sources_that_differ_are_told_at_once)                                                        \
     X(merging_goes_on_after_a_difference_and_all_that_are_wrong_are_listed)                        \
     X(where_no_source_tells_none_of_those_that_differ_is_believed)                                 \
+    X(a_cell_that_no_source_has_told_of_is_found_until_one_has)                                    \
     X(what_is_listed_is_bounded_and_it_is_said_that_there_is_more)                                 \
     X(merging_survives_every_failed_allocation)
 #include "test/lib/main.h"

@@ -574,6 +574,61 @@ START_TEST(wrong_bytes_are_found_by_it_and_never_proven)
 }
 END_TEST
 
+/* The attempt ends, and says who has kept its cells to itself; nothing that has landed is proven. */
+static void check_untold(uint64_t attempt)
+{
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+    ck_assert(!are_proven());
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    const char *reason = version_of(1)->reason;
+    ck_assert_msg(strstr(reason, "node n1: it says that it has told what its sources send, but not "
+                                 "of tensor 'w' [") != NULL &&
+                      strstr(reason, "layout 'rollout' rank 0 holds") != NULL,
+                  "%s", reason);
+}
+
+START_TEST(a_node_that_keeps_cells_of_its_sources_to_itself_is_named)
+{
+    for (int order = 0; order < 3; order++) {
+        world_open();
+        uint64_t attempt = until_started();
+        if (order == 0)
+            known_say(attempt); /* without a word about any cell */
+        cells_say(ROLLOUT, attempt, 5);
+        if (order == 1)
+            known_say(attempt);
+        if (order == 2) {
+            staged_say(attempt);
+            say(TRAINER, REFIT_EV_STAGED, attempt);
+        }
+        check_untold(attempt);
+        world_close();
+    }
+}
+END_TEST
+
+START_TEST(nobody_speaks_for_ranks_of_another_node)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    const struct cell_print print = {.cell = 0, .fingerprint = 5, .layout = 0, .rank = 0};
+    struct node_report r = {
+        .type = NODE_REPORT_CELLS, .model = "m", .attempt = attempt, .cells = &print, .n_cells = 1};
+    coordinator_report(w.c, ROLLOUT, &r); /* as if it were the source, which is believed */
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    ck_assert_msg(
+        strstr(version_of(1)->reason, "node n2: it reports cells of ranks that it has not") != NULL,
+        "%s", version_of(1)->reason);
+    world_close();
+}
+END_TEST
+
 START_TEST(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)
 {
     for (int known = 0; known < 2; known++) {
@@ -949,6 +1004,8 @@ END_TEST
     X(sources_that_differ_before_anything_was_written_take_nothing_from_who_receives)               \
     X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
     X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
+    X(a_node_that_keeps_cells_of_its_sources_to_itself_is_named)                                    \
+    X(nobody_speaks_for_ranks_of_another_node)                                                      \
     X(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)                        \
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                 \
