@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +133,11 @@ int err_prefix(struct err *e, int code, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(e->text, sizeof e->text, format, args);
     va_end(args);
-    if (n >= 0 && (size_t)n < sizeof e->text)
+    bool stands = n > 0 && (size_t)n < sizeof tail && strncmp(tail, e->text, (size_t)n) == 0 &&
+                  tail[n] == ':';
+    if (stands)
+        (void)snprintf(e->text, sizeof e->text, "%s", tail);
+    else if (n >= 0 && (size_t)n < sizeof e->text)
         (void)snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", tail);
     trim_utf8(e->text);
     e->code = code;

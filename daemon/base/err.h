@@ -69,8 +69,8 @@ int err_from_errno(int errno_value);
 
 /* Sets code and text, returns `code`, so that `return err_set(e, RS_EINVAL, "…")` reads well. */
 int err_set(struct err *e, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Puts "what: " before the text; returns `code`. Sets the text to the code's name if it was empty.
- */
+/* Puts "what: " before the text, unless that stands there already (another process may have put it); returns `code`. Sets
+ * the text to the code's name if it was empty. */
 int err_prefix(struct err *e, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The text, or the code's name where nothing was set. */

@@ -8,7 +8,7 @@
 
 #include "base/banned.h"
 
-static int strategy_read(Reshard__V1__Strategy s, const char *what, bool *ret_given,
+static int strategy_read(Reshard__V1__Strategy s, const char *where, bool *ret_given,
                          enum plan_strategy *ret, struct err *e)
 {
     *ret_given = s != RESHARD__V1__STRATEGY__STRATEGY_DEFAULT;
@@ -24,7 +24,7 @@ static int strategy_read(Reshard__V1__Strategy s, const char *what, bool *ret_gi
         *ret = PLAN_GATHER_BROADCAST;
         return 0;
     default:
-        return err_set(e, RS_EINVAL, "%s: strategy %d is not known; use 0 … 3", what, (int)s);
+        return err_set(e, RS_EINVAL, "%sstrategy %d is not known; use 0 … 3", where, (int)s);
     }
 }
 
@@ -41,7 +41,7 @@ static int rules_read(const Reshard__V1__RefitOptions *o, struct options *ret, s
         bool given;
         int r = api_name("rules.glob", o->rules[ret->n_rules]->glob, e);
         if (r == 0)
-            r = strategy_read(o->rules[ret->n_rules]->strategy, "rules", &given, &rule->strategy,
+            r = strategy_read(o->rules[ret->n_rules]->strategy, "rules: ", &given, &rule->strategy,
                               e);
         if (r != 0)
             return r;
@@ -84,7 +84,7 @@ static int message_read(const Reshard__V1__RefitOptions *o, struct options *ret,
     ret->prepare_timeout_ms = o->prepare_timeout_ms;
     ret->transfer_timeout_ms = o->transfer_timeout_ms;
     ret->accept_timeout_ms = o->accept_timeout_ms;
-    int r = strategy_read(o->strategy, "options", &ret->has_strategy, &ret->strategy, e);
+    int r = strategy_read(o->strategy, "", &ret->has_strategy, &ret->strategy, e);
     if (r == 0)
         r = rules_read(o, ret, e);
     return r == 0 ? policies_read(o, ret, e) : r;

@@ -108,8 +108,8 @@ static void comm_ask(struct decider *d)
     int code = coordinator_order(d->coordinator, node, &o);
     if (code == 0)
         return;
-    (void)snprintf(text, sizeof text, "node %s could not be asked for a communicator's id: %s",
-                   coordinator_node_name(d->coordinator, node), err_name(code));
+    (void)snprintf(text, sizeof text, "it could not be asked for a communicator's id: %s",
+                   err_name(code));
     struct refit_event ev = {.type = REFIT_EV_FAILED,
                              .node = {.node = node, .attempt = r->id, .code = code, .text = text}};
     (void)decider_event(d, &ev);

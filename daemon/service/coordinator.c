@@ -246,8 +246,6 @@ void coordinator_node_silent(struct coordinator *c, uint32_t node, const char *w
 /* Its workers' leases go on there; they are reported when it is back. */
 void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, const char *why)
 {
-    char text[320];
-    (void)snprintf(text, sizeof text, "node %s was lost: %s", coordinator_node_name(c, node), why);
     asked_forget(c, node);
     c->nodes[node].n_lost++;
     c->nodes[node].up = false;
@@ -262,5 +260,5 @@ void coordinator_node_gone(struct coordinator *c, uint32_t node, bool expelled, 
             r->told_held = r->told_applied = UINT64_MAX; /* told anew */
         }
     }
-    event_all(c, REFIT_EV_NODE_LOST, node, RS_EUNAVAIL, expelled, text);
+    event_all(c, REFIT_EV_NODE_LOST, node, RS_EUNAVAIL, expelled, why);
 }

@@ -193,7 +193,7 @@ static void lost_text(const struct service *s, const char *why, char *ret, size_
     const char *newest;
     uint32_t n = s->link != NULL ? link_failing(s->link, &newest) : 0;
     if (n == 0)
-        (void)snprintf(ret, capacity, "node %s lost its data plane: %s", s->config->node, why);
+        (void)snprintf(ret, capacity, "its data plane was lost: %s", why);
     else
         (void)snprintf(ret, capacity,
                        "its data plane does not start (%" PRIu32 " starts failed in a row): %s", n,
@@ -210,7 +210,8 @@ static void lost_tell(struct service *s, const char *why)
         .type = NODE_REPORT_EVENT,
         .model = "",
         .event = {.type = REFIT_EV_NODE_LOST,
-                  .node = {.code = failing ? RS_EDEVICE : RS_EPEER, .text = text}}};
+                  .node = {.code = failing ? RS_EDEVICE : RS_EPEER,
+                           .text = failing ? text : why}}}; /* that it is gone is what it says */
     (void)node_tell(s, &r);
 }
 

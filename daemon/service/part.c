@@ -372,8 +372,6 @@ void part_link_failed(struct part *p, enum member_event_type type, int code,
     struct err named = *e;
     if (code == RS_EPEER && packet == NULL)
         return; /* a dead data plane is told once for all */
-    if (code == RS_EDEADLINE && packet != NULL && p->now != NULL && p->now->has_comm_id)
-        (void)err_prefix(&named, code, "node %s", p->model->service->config->node);
     p->blamed = blamed_worker(p, packet);
     if (p->plan != NULL)
         blame_names(&named, p->plan->source->layout, p->plan);

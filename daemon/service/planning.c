@@ -74,10 +74,10 @@ static int order_layouts(struct service *s, const struct attempt_input *in, stru
             break;
         o->n_destinations++;
         r = devices_of(in, 1 + i, o->destinations[i]->layout, &o->destination_device[i], e);
-        if (r == 0)
-            r = layout_check_pair(o->source->layout, o->destinations[i]->layout, e);
         if (r != 0)
             (void)err_prefix(e, r, "layout '%s'", o->destinations[i]->layout->name);
+        else
+            r = layout_check_pair(o->source->layout, o->destinations[i]->layout, e); /* names it */
     }
     return r;
 }

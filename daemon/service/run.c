@@ -411,8 +411,7 @@ static void prepares_send(struct decider *d)
         char text[160];
         if (r == 0)
             continue;
-        (void)snprintf(text, sizeof text, "node %s could not be told to prepare: %s",
-                       coordinator_node_name(d->coordinator, node), err_name(r));
+        (void)snprintf(text, sizeof text, "it could not be told to prepare: %s", err_name(r));
         run_fail(d, node, r, text, 0);
     }
 }
@@ -470,8 +469,7 @@ void run_start(struct decider *d, const struct refit_action *a)
     char text[160];
     if (r == 0)
         return;
-    (void)snprintf(text, sizeof text, "node %s could not be told to start: %s",
-                   coordinator_node_name(d->coordinator, a->node), err_name(r));
+    (void)snprintf(text, sizeof text, "it could not be told to start: %s", err_name(r));
     run_fail(d, a->node, r, text, 0);
 }
 

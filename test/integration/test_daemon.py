@@ -365,6 +365,27 @@ class Operators(unittest.TestCase):
             d.start()
             self.assertEqual([(m.name, m.who, m.attempt) for m in marks(5)], whole)
 
+    def test_a_reason_does_not_say_the_same_twice(self):
+        with Daemon(**SlowFleet.RATE) as d:
+            f = SlowFleet(d)
+            for options, says in ((dict(strategy=9), "options: strategy 9 is not known; use 0 … 3"),
+                                  (dict(rules=[pb.StrategyRule(glob="x", strategy=9)]), "options: rules: strategy 9 is not known; use 0 … 3")):
+                with self.assertRaises(grpc.RpcError) as caught:
+                    f.submit(1, **options)
+                self.assertEqual(caught.exception.details(), says)
+            odd = Worker(Client(d), "m", pb.SIDE_DESTINATION, Layout("odd", 1, [mesh("m", [1])], [tensor("x", [4], "uint8", "m", [0])]),
+                         0, 4, pb.RECEIVE_STAGED)
+            f.publish(1)
+            f.submit(1)
+            self.assertEqual(f.final(1).reason, "planning: layout 'odd' against source 'train': 1 missing at the source: 'x'; "
+                                                "1 unexpected, in the source only: 'big'")
+            odd.goodbye()
+            f.publish(2)
+            f.submit(2)
+            f.until_bytes_move(2)
+            os.kill(d.data_plane_pid(), signal.SIGKILL)
+            self.assertRegex(f.final(2).reason, r"^the data plane of node n0 is gone: (?!.*(node n0|data plane))")
+
     def test_unknown_models_and_versions(self):
         with Daemon() as d:
             for call in (lambda: d.status("x"), lambda: d.admin().Versions(pb.VersionsRequest(model="x"), timeout=WAIT_S),

@@ -19,6 +19,19 @@ START_TEST(err_prefix_builds_a_path_of_what_was_done)
 }
 END_TEST
 
+START_TEST(err_prefix_does_not_say_the_same_twice)
+{
+    struct err e = {0};
+    int r = err_set(&e, RS_EINVAL, "layout 'a': it has no ranks");
+    r = err_prefix(&e, r, "layout '%s'", "a");
+    ck_assert_str_eq(e.text, "layout 'a': it has no ranks");
+    r = err_prefix(&e, RS_EPROTO, "layout '%s'", "b");
+    r = err_prefix(&e, r, "layout");
+    ck_assert_str_eq(e.text, "layout: layout 'b': layout 'a': it has no ranks");
+    ck_assert_int_eq(e.code, RS_EPROTO);
+}
+END_TEST
+
 START_TEST(err_text_is_cut_at_a_whole_character)
 {
     struct err e = {0};
@@ -184,6 +197,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(err_prefix_builds_a_path_of_what_was_done)                                                   \
+    X(err_prefix_does_not_say_the_same_twice)                                                      \
     X(err_text_is_cut_at_a_whole_character)                                                        \
     X(err_status_round_trips_for_every_code)                                                       \
     X(mem_fails_at_the_armed_call_and_only_there)                                                  \
