@@ -329,7 +329,7 @@ TALLY = $(BUILD)/tally
 QUEUE := $(abspath $(BUILD))/queue
 SAN_CHECKS = SANITIZE="$(1)" OPT="-O1 -g" BUILD=$(BUILD)/$(2) CU_BUILD=$(BUILD) TALLY=$(abspath $(TALLY)) LABEL="$(2) " STANDIN_FILES="$(STANDIN_SANITIZED)"
 # Of the stand-in's tests, under sanitizers, what others don't have: memory of GPUs, NCCL over nodes. All: make check-standin SANITIZE=…
-STANDIN_SANITIZED := test_refit.py test_device_memory.py test_nodes_nccl.py
+STANDIN_SANITIZED := test_refit.py test_device_memory.py test_device_library.py test_nodes_nccl.py
 KINDS := check-floors check-unit check-integration check-standin check-sim check-faults check-asan check-tsan check-kernels check-fuzz check-libc
 
 check: deps

@@ -51,6 +51,7 @@ FILES = {
     "test_catch_up.py": EVERYWHERE,
     "test_crash.py": EVERYWHERE,
     "test_daemon.py": EVERYWHERE,
+    "test_device_library.py": EVERYWHERE,
     "test_device_memory.py": EVERYWHERE,
     "test_device_settings.py": EVERYWHERE,
     "test_disk.py": EVERYWHERE,

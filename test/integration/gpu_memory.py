@@ -1,6 +1,26 @@
-"""Clients whose weights are GPU memory and that know what they hand over, for test_device_memory.py."""
+"""Clients whose weights are GPU memory and that know what they hand over, for test_device_memory.py and test_device_library.py."""
 from cuda_memory import *
 from rig import *
+
+
+def one_source(rows=64):
+    return Layout("train", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
+
+
+def one_destination(rows=64):
+    return Layout("rollout", 1, [mesh("x", [1])], [tensor("w", [rows, 64], "int32", "x", [None])])
+
+
+class MemoryRefusals(unittest.TestCase):
+    """`with self.refused(code, word, …)`: the memory socket refuses what is in the block, with these words."""
+
+    @contextlib.contextmanager
+    def refused(self, code, *words):
+        with self.assertRaises(MemoryError_) as caught:
+            yield
+        self.assertEqual(caught.exception.args[0], code, caught.exception.args[1])
+        for word in words:
+            self.assertIn(word, caught.exception.args[1])
 
 
 class GpuClient(Client):

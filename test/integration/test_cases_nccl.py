@@ -15,7 +15,7 @@ NODES = INTEGRATION + "nodes_nccl.py"
 COMMS, SHRINK, BUFFERS, SWEEP, HANDLES, STRICT = (f"test/standin/test_standin_{x}.c" for x in (
     "nccl", "nccl_shrink", "nccl_buffers", "sweep", "memory", "strict"))
 DEVICE, EXPORT, COLOCATED = (f"test/gpu/test_gpu_{x}.c" for x in ("device", "export", "refit"))
-MEMORY, SLEEP, SETTINGS = (f"{INTEGRATION}{x}.py" for x in ("device_memory", "sleep", "device_settings"))
+MEMORY, LIBRARY, SLEEP, SETTINGS = (f"{INTEGRATION}{x}.py" for x in ("device_memory", "device_library", "sleep", "device_settings"))
 
 # Case: what came out wrong, and (file, test) of what must come out.
 CASES = {
@@ -94,7 +94,7 @@ CASES = {
     "C17": ("memory that can't be exported the old way", [
         (EXPORT, "a_pools_memory_and_host_memory_are_refused_with_their_kind"),
         (EXPORT, "a_part_of_a_vmm_allocation_is_handed_over_by_its_pointer"),
-        (MEMORY, "test_what_is_no_gpu_allocation_is_refused_and_an_export_by_hand_is_taken"),
+        (LIBRARY, "test_what_is_no_gpu_allocation_is_refused_and_an_export_by_hand_is_taken"),
         (MEMORY, "test_case_c17_a_descriptor_that_is_no_vmm_allocation_is_refused")]),
     "C18": ("pointer inside an allocation", [
         (MEMORY, "test_case_c18_a_range_that_leaves_its_allocation_is_refused"),
