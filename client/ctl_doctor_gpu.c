@@ -20,7 +20,9 @@ enum {
     ATTRIBUTE_CAPABILITY_MINOR = 76,
     ATTRIBUTE_UNIFIED_ADDRESSING = 41,
     ATTRIBUTE_VMM_BY_DESCRIPTOR = 103,
-    CAPABILITY_LEAST = 80
+    CAPABILITY_LEAST = 80,
+    UUID_BYTES = 16,
+    UUID_TEXT_BYTES = 48
 };
 
 /* All of the driver's functions return 0 where they worked. */
@@ -33,7 +35,11 @@ struct driver {
     int (*name)(char *ret, int n, int device);
     int (*attribute)(int *ret, int attribute, int device);
     int (*peer)(int *ret, int device, int other);
+    int (*uuid)(unsigned char *ret, int device); /* NULL: older than 11.4 */
 };
+
+/* "GPU-…", by which NVML knows it; "": it does not say. */
+typedef char uuid_text[UUID_TEXT_BYTES];
 
 static void *symbol(void *library, const char *name)
 {
@@ -68,6 +74,7 @@ static bool driver_open(struct doctor *d, struct driver *c)
     bind(&c->name, c->library, "cuDeviceGetName");
     bind(&c->attribute, c->library, "cuDeviceGetAttribute");
     bind(&c->peer, c->library, "cuDeviceCanAccessPeer");
+    bind(&c->uuid, c->library, "cuDeviceGetUuid_v2");
     if (c->init == NULL || c->version == NULL || c->count == NULL || c->get == NULL ||
         c->name == NULL || c->attribute == NULL || c->peer == NULL) {
         doctor_add(d, grade_of(d), "driver", "install a current driver",
@@ -83,7 +90,19 @@ static int attribute_of(const struct driver *c, int attribute, int device)
     return c->attribute(&value, attribute, device) == 0 ? value : 0;
 }
 
-static void check_device(struct doctor *d, const struct driver *c, int i)
+static void uuid_of(const struct driver *c, int device, char *ret)
+{
+    unsigned char b[UUID_BYTES];
+    size_t at = 0;
+    if (c->uuid == NULL || c->uuid(b, device) != 0)
+        return;
+    at += (size_t)snprintf(ret, UUID_TEXT_BYTES, "GPU-");
+    for (unsigned i = 0; i < UUID_BYTES; i++)
+        at += (size_t)snprintf(ret + at, UUID_TEXT_BYTES - at, "%s%02x",
+                               i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b[i]);
+}
+
+static void check_device(struct doctor *d, const struct driver *c, int i, char *ret_uuid)
 {
     char name[96] = "unknown";
     int device;
@@ -91,6 +110,7 @@ static void check_device(struct doctor *d, const struct driver *c, int i)
         doctor_add(d, grade_of(d), "device", "see nvidia-smi", "device %d does not answer", i);
         return;
     }
+    uuid_of(c, device, ret_uuid);
     (void)c->name(name, sizeof name, device);
     int capability = 10 * attribute_of(c, ATTRIBUTE_CAPABILITY_MAJOR, device) +
                      attribute_of(c, ATTRIBUTE_CAPABILITY_MINOR, device);
@@ -115,15 +135,17 @@ static void check_peers(struct doctor *d, const struct driver *c, int n)
             int yes = 0;
             without += i != k && (c->peer(&yes, i, k) != 0 || yes == 0);
         }
-    if (n > 1)
+    if (n == 1)
+        doctor_add(d, DOCTOR_OK, "peer access", NULL, "one device needs none");
+    else
         doctor_add(d, without == 0 ? DOCTOR_OK : DOCTOR_WARNING, "peer access",
                    without == 0 ? NULL : "see nvidia-smi topo -p2p r; such pairs are domains apart",
                    without == 0 ? "between all %d devices" : "missing between some of %d devices",
                    n);
 }
 
-/* How many devices there are. */
-static int check_driver(struct doctor *d)
+/* How many devices there are, MOST_DEVICES at most, and their names. */
+static int check_driver(struct doctor *d, uuid_text *ret_uuids)
 {
     struct driver c;
     int version = 0, n = 0;
@@ -147,7 +169,7 @@ static int check_driver(struct doctor *d)
     if (n > MOST_DEVICES)
         n = MOST_DEVICES;
     for (int i = 0; i < n; i++)
-        check_device(d, &c, i);
+        check_device(d, &c, i, ret_uuids[i]);
     check_peers(d, &c, n);
     return n;
 }
@@ -158,13 +180,14 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 
-static void check_memory_left(struct doctor *d, int n)
+/* By the uuid: NVML counts all devices of the machine, CUDA those that CUDA_VISIBLE_DEVICES shows, in its order. */
+static void check_memory_left(struct doctor *d, int n, uuid_text *uuids)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    int (*init)(void), (*handle)(unsigned i, void **ret),
+    int (*init)(void), (*handle)(const char *uuid, void **ret),
         (*memory)(void *device, struct nvml_memory *ret);
     bind(&init, library, "nvmlInit_v2");
-    bind(&handle, library, "nvmlDeviceGetHandleByIndex_v2");
+    bind(&handle, library, "nvmlDeviceGetHandleByUUID");
     bind(&memory, library, "nvmlDeviceGetMemoryInfo");
     if (init == NULL || handle == NULL || memory == NULL || init() != 0) {
         doctor_add(
@@ -176,8 +199,11 @@ static void check_memory_left(struct doctor *d, int n)
         void *device;
         struct nvml_memory m;
         char left[24], total[24];
-        if (handle((unsigned)i, &device) != 0 || memory(device, &m) != 0)
+        if (handle(uuids[i], &device) != 0 || memory(device, &m) != 0) {
+            doctor_add(d, DOCTOR_WARNING, "device memory", "see nvidia-smi: 2 GiB should be free",
+                       "%d: NVML does not tell how much is free", i);
             continue;
+        }
         bool little = m.free < UINT64_C(2) << 30;
         doctor_add(d, little ? DOCTOR_WARNING : DOCTOR_OK, "device memory",
                    little ? "leave 2 GiB beside the engine: context, communicator and staging ring"
@@ -211,8 +237,9 @@ static void check_nccl(struct doctor *d)
 
 void doctor_gpu(struct doctor *d)
 {
-    int n = check_driver(d);
+    uuid_text uuids[MOST_DEVICES] = {""};
+    int n = check_driver(d, uuids);
     if (n > 0)
-        check_memory_left(d, n);
+        check_memory_left(d, n, uuids);
     check_nccl(d);
 }

@@ -12,7 +12,7 @@ import traceback
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("RESHARD_BUILD", ROOT / "build")).resolve()
 
-# Two devices; the second is too old, can't be reached by the first, and has 1 GiB left.
+# Two devices; the first's uuid is all of the byte 0x0a, the second's 0x0b; the second is too old, can't be reached by the first, and has 1 GiB left.
 DRIVER = """
 #include <string.h>
 int cuInit(unsigned f) { return f != 0 ? 1 : (INIT); }
@@ -21,12 +21,16 @@ int cuDeviceGetCount(int *r) { *r = DEVICES; return 0; }
 int cuDeviceGet(int *r, int i) { *r = 70 + i; return 0; }
 int cuDeviceGetName(char *r, int n, int d) { strncpy(r, d == 70 ? "First" : "Second", n); return 0; }
 int cuDeviceGetAttribute(int *r, int a, int d) { *r = a == 75 ? (d == 70 ? 9 : 7) : a == 76 ? 0 : 1; return 0; }
+int cuDeviceGetUuid_v2(unsigned char *r, int d) { memset(r, UUID, 16); return 0; }
 int cuDeviceCanAccessPeer(int *r, int a, int b) { *r = a > b; return 0; }
 """
 NVML = """
+#include <string.h>
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **r) { *r = (void *)(long)(i + 1); return 0; }
+int nvmlDeviceGetHandleByUUID(const char *u, void **r)
+{ *r = (void *)(long)(u[5] - 'a' + 1);
+  return strcmp(u, "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a") && strcmp(u, "GPU-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"); }
 int nvmlDeviceGetMemoryInfo(void *d, struct memory *m)
 { m->total = 80ULL << 30; m->free = d == (void *)1 ? 40ULL << 30 : 1ULL << 30; m->used = m->total - m->free; return 0; }
 """
@@ -34,6 +38,7 @@ NCCL = "int ncclGetVersion(int *r) { *r = 22703; return 0; }"
 
 
 def library(folder, name, source, **define):
+    define.setdefault("UUID", "(d == 70 ? 0x0a : 0x0b)")
     code = folder / (name + ".c")
     code.write_text(source)
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-Wl,-soname," + name, *(f"-D{k}={v}" for k, v in define.items()),
@@ -111,6 +116,18 @@ def devices_are_found_with_what_each_lacks(folder):
     assert code == 0 and ("note", "1: Second, compute capability 7.0") in seen(findings, "device"), findings
 
 
+def free_memory_is_that_of_the_device_whatever_its_number_is(folder):
+    """As with CUDA_VISIBLE_DEVICES=1,0; and one that NVML does not know."""
+    library(folder, "libnvidia-ml.so.1", NVML)
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=0, UUID="(d == 70 ? 0x0b : 0x0a)")
+    told = seen(doctor(folder)[1], "device memory")
+    assert told == [("warning", "0: 1.07 GB of 85.9 GB free"), ("ok", "1: 42.9 GB of 85.9 GB free")], told
+    library(folder, "libcuda.so.1", DRIVER, DEVICES=1, INIT=0, UUID="0x0c")
+    findings = doctor(folder)[1]
+    assert seen(findings, "device memory") == [("warning", "0: NVML does not tell how much is free")], findings
+    assert seen(findings, "peer access") == [("ok", "one device needs none")], findings
+
+
 def each_device_says_how_its_memory_can_be_shared(folder):
     library(folder, "libcuda.so.1", DRIVER, DEVICES=2, INIT=0)
     assert seen(doctor(folder)[1], "sharing memory") == [("ok", f"{i}: IPC handles, VMM descriptors") for i in (0, 1)]
@@ -174,7 +191,7 @@ def bad_usage_ends_with_2(folder):
 TESTS = (a_machine_is_looked_at_without_a_daemon, every_warning_and_failure_says_what_to_do,
          settings_are_read_by_the_daemon_itself, a_ledger_that_nobody_tells_of_is_said_to_be_a_guess,
          a_ledger_folder_that_is_not_there_is_a_failure, a_ledger_in_memory_is_a_warning, devices_are_found_with_what_each_lacks,
-         each_device_says_how_its_memory_can_be_shared, a_limit_of_locked_memory_is_told_where_gpus_are_wanted,
+         free_memory_is_that_of_the_device_whatever_its_number_is, each_device_says_how_its_memory_can_be_shared, a_limit_of_locked_memory_is_told_where_gpus_are_wanted,
          interfaces_that_others_may_reach_are_told_and_loopback_alone_is_none, the_clock_is_told,
          a_driver_that_does_not_start_is_told_with_its_error, bad_usage_ends_with_2)
 

@@ -74,12 +74,6 @@ STANDIN_EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory *r
     return standin_call("nvmlDeviceGetMemoryInfo", 999);
 }
 
-STANDIN_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *ret)
-{
-    *ret = (nvmlDevice_t)(uintptr_t)(i + 1);
-    return i >= standin_number("STANDIN_DEVICES", 2) ? 2 : 0;
-}
-
 STANDIN_EXPORT int nvmlSystemGetDriverVersion(char *ret, unsigned n)
 {
     (void)snprintf(ret, n, "stand-in");
