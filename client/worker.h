@@ -1,4 +1,5 @@
-/* What the files of a worker share: worker.c (its lease and its calls), sleep.c (its memory goes and comes). */
+/* What the files of a worker share: worker.c (its lease, its events, its life), worker_calls.c (Publish to Apply), sleep.c (its memory
+ * goes and comes). */
 #ifndef RS_CLIENT_WORKER_H
 #define RS_CLIENT_WORKER_H
 
