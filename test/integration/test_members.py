@@ -289,6 +289,8 @@ class Certificates(Case):
         ask(standing)
         asking = futures.ThreadPoolExecutor(1).submit(keep_asking)
         self.addCleanup(over.set)
+        for name in ("n1", "n2"):
+            n0.wait_log(f"node {name} has joined")
         joined = n0.log_mark()
         before, renewed = (pathlib.Path(tempfile.mkdtemp(prefix="reshard-certs-")) for _ in range(2))
         for folder in (before, renewed):
