@@ -261,21 +261,30 @@ struct submission {
     uint64_t wall_ns;
 };
 
+/* One that gave way in the queue has an attempt's number of an earlier submission's, which may have had several. */
+static bool submission_has_begun(const struct marks *x, size_t mark)
+{
+    for (size_t i = 0; i < x->n; i++)
+        if (strcmp(x->marks[i]->name, "begun") == 0 &&
+            x->marks[i]->attempt == x->marks[mark]->attempt && x->wall_ns[i] >= x->wall_ns[mark])
+            return true;
+    return false;
+}
+
 static struct submission submission_find(const struct marks *x, const struct refit_version *v,
                                          uint64_t wall_ns)
 {
-    struct submission s = {.mark = SIZE_MAX, .wall_ns = wall_ns};
-    bool queued = v != NULL && !refit_phase_final(v->phase.state) && v->first_attempt == 0;
+    struct submission s = {.mark = SIZE_MAX, .first_attempt = UINT64_MAX, .wall_ns = wall_ns};
+    if (v != NULL && !refit_phase_final(v->phase.state) && v->first_attempt == 0)
+        return s; /* it waits for its turn */
     for (size_t i = 0; i < x->n; i++)
         if (strcmp(x->marks[i]->name, "submitted") == 0 &&
             (s.mark == SIZE_MAX || x->wall_ns[i] >= x->wall_ns[s.mark]))
             s.mark = i;
-    bool begun = !queued;
-    for (size_t i = 0; i < x->n && s.mark != SIZE_MAX; i++) /* else it has a number of its own */
-        begun &= i == s.mark || strcmp(x->marks[i]->name, "submitted") != 0 ||
-                 x->marks[i]->attempt != x->marks[s.mark]->attempt;
-    s.first_attempt = !begun ? UINT64_MAX : s.mark == SIZE_MAX ? 0 : x->marks[s.mark]->attempt;
-    s.mark = queued ? SIZE_MAX : s.mark;
+    if (s.mark == SIZE_MAX)
+        s.first_attempt = 0;
+    else if (submission_has_begun(x, s.mark))
+        s.first_attempt = x->marks[s.mark]->attempt;
     return s;
 }
 

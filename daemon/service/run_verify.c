@@ -72,8 +72,8 @@ static void untold_find(struct decider *d)
 {
     struct cell_print told;
     if (d->run.cells == NULL || d->run.unsound || d->run.distrusted || d->run.differ ||
-        !cells_untold(d->run.cells, &told) || !sources_told(d))
-        return;
+        !sources_told(d) || !cells_untold(d->run.cells, &told))
+        return; /* in this order: cells are looked through once, not with each page */
     d->run.unsound = true;
     if (cells_untold_start(d->coordinator->service, d->run.plan, &told, on_untold, d,
                            &d->run.untold) != 0)

@@ -365,6 +365,36 @@ class Operators(unittest.TestCase):
             d.start()
             self.assertEqual([(m.name, m.who, m.attempt) for m in marks(5)], whole)
 
+    def test_a_submission_that_never_began_has_nothing_of_earlier_retries(self):
+        def marks(version):
+            t, = d.admin().Timeline(pb.TimelineRequest(model="m", version=version), timeout=WAIT_S).versions
+            return t.marks
+
+        def abort(version):
+            f.trainer.admin.Abort(pb.AbortRequest(model="m", version=version), timeout=WAIT_S)
+
+        with Daemon() as d:
+            f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], receive=pb.RECEIVE_IN_PLACE)
+            f.publish(5)
+            policy = [pb.LayoutPolicy(layout_name="rollout", min_instances=1)]
+            first = f.submit(5, "a", policy=policy).attempt
+            for w in f.destinations:
+                w.event("ready_requested", 5)
+            f.destinations[3].goodbye()
+            f.watch(5, lambda s: s.attempt == first + 1 and s.phase == pb.PHASE_PREPARED)
+            abort(5)
+            self.assertEqual({m.attempt for m in marks(5) if m.name == "begun"}, {first, first + 1})
+            # Behind one whose sources have not published it gives way before its turn comes.
+            f.submit(4, "b")
+            f.submit(5, "c", policy=policy)
+            f.submit(6, "d")
+            self.assertEqual(f.final(5).phase, pb.PHASE_SUPERSEDED)
+            names = ["source_released", "submitted", "superseded"]
+            self.assertEqual(sorted(m.name for m in marks(5)), names)
+            d.stop()
+            d.start()
+            self.assertEqual(sorted(m.name for m in marks(5)), names)
+
     def test_a_reason_does_not_say_the_same_twice(self):
         with Daemon(**SlowFleet.RATE) as d:
             f = SlowFleet(d)
