@@ -187,6 +187,8 @@ const char *refit_newcomers_wait(const struct refit *r, char *text, size_t capac
     const char *why =
         !r->config.catch_up
             ? "newcomers are not brought up ([refit] catch_up is off): submit the next version"
+        : v->publication == 0
+            ? "nobody is fed what was not fingerprinted (verify was off): submit the next version"
         : !r->config.feed
             ? "its sources have been released ([refit] feed is off): publish it again with the "
               "same "

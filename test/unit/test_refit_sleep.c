@@ -273,6 +273,13 @@ START_TEST(who_wakes_when_nobody_can_feed_it_is_explained_until_somebody_can)
     b.r->known_committed = 2;
     ck_assert_str_eq(why_not(&b), ""); /* the ledger is behind: another line says so */
     b.r->known_committed = 1;
+    uint64_t content = refit_find_version(b.r, 1)->publication;
+    refit_find_version(b.r, 1)->publication = 0; /* then nothing that is published is the same */
+    ck_assert_ptr_nonnull(strstr(why_not(&b), "(verify was off): submit the next version"));
+    publish_all(&b, 1);
+    ck_assert_ptr_null(b.r->in_flight);
+    ck_assert_ptr_nonnull(strstr(why_not(&b), "(verify was off): submit the next version"));
+    refit_find_version(b.r, 1)->publication = content;
     publish_all(&b, 1); /* the remedy */
     ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
     ck_assert_str_eq(why_not(&b), "");
