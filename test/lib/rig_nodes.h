@@ -5,7 +5,7 @@
 
 #include <check.h>
 
-#include "test/lib/rig.h"
+#include "test/lib/rig_runs.h"
 
 enum { MAX_NODES = 3 };
 
@@ -170,21 +170,12 @@ static inline void refit(struct cluster *c, uint64_t version, enum wire_verify v
     ck_assert_uint_eq(wrong_at(c, version), 0);
 }
 
-static inline struct wire_stats stats_of(struct rig *r)
-{
-    struct wire_stats s;
-    rig_expect(r, rig_send(r, WIRE_STATS, 0, NULL, 0, NULL, 0, NULL, 0), WIRE_COUNTED);
-    ck_assert_uint_eq(r->packet->header.body_bytes, sizeof(s));
-    memcpy(&s, r->packet->body, sizeof(s));
-    return s;
-}
-
 static inline struct wire_stats stats_of_all(struct cluster *c)
 {
     struct wire_stats all = {0};
     cluster_foreach(c, r)
     {
-        struct wire_stats s = stats_of(r);
+        struct wire_stats s = rig_stats(r);
         all.network_sent_bytes += s.network_sent_bytes;
         all.network_received_bytes += s.network_received_bytes;
         all.domain_sent_bytes += s.domain_sent_bytes;
@@ -195,15 +186,6 @@ static inline struct wire_stats stats_of_all(struct cluster *c)
         all.connected += s.connected;
     }
     return all;
-}
-
-static inline void pause_us(uint64_t us)
-{
-    struct pollfd none;
-    (void)poll(&none, 0, (int)(us / 1000));
-    uint64_t until = clock_mono_ns() + us % 1000 * 1000;
-    while (clock_mono_ns() < until)
-        ;
 }
 
 /* Receives until the request's answer, PROGRESS aside; 0: the data plane has gone. */

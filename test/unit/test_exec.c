@@ -1,7 +1,7 @@
 /* Refits through the data plane: what lands, what is caught, what stops. */
 #include <check.h>
 
-#include "test/lib/rig.h"
+#include "test/lib/rig_runs.h"
 
 /* Source on devices 0 … s-1, destination behind them, domains as told. */
 static void random_rig(struct rig *r, uint64_t seed, bool cast, enum plan_strategy strategy)
@@ -377,15 +377,6 @@ END_TEST
 
 /* --- stopping --------------------------------------------------------------------------------- */
 
-static void pause_us(uint64_t us)
-{
-    struct pollfd none;
-    (void)poll(&none, 0, (int)(us / 1000));
-    uint64_t until = clock_mono_ns() + us % 1000 * 1000;
-    while (clock_mono_ns() < until)
-        ;
-}
-
 START_TEST(after_quiesced_no_byte_lands_and_the_next_attempt_is_clean)
 {
     for (uint64_t seed = 500; seed < 525; seed++) {
@@ -394,25 +385,7 @@ START_TEST(after_quiesced_no_byte_lands_and_the_next_attempt_is_clean)
         random_rig(&r, seed, false, (enum plan_strategy)(seed % 3));
         r.o.hello.host_seed = seed;
         r.o.hello.host_max_delay_us = 50;
-        rig_open(&r);
-        rig_fill_sources(&r, 1);
-        rig_prepare(&r, WIRE_VERIFY_FULL);
-        uint64_t start = rig_send_start(&r);
-        pause_us(random_next(&state) % 3000);
-        rig_abort(&r);
-        uint64_t sum = rig_checksum(&r);
-        rig_fill_sources(&r, 2);
-        pause_us(2000);
-        rig_fill_sources(&r, 1);
-        ck_assert_uint_eq(rig_checksum(&r), sum);
-        (void)start;
-
-        r.version = 2;
-        rig_fill_sources(&r, 2);
-        rig_poison_destinations(&r);
-        free(rig_refit(&r, WIRE_VERIFY_FULL));
-        ck_assert_uint_eq(rig_wrong(&r, rig_target(&r), 2), 0);
-        rig_close(&r);
+        (void)rig_cut(&r, random_next(&state) % 3000);
     }
 }
 END_TEST
@@ -432,12 +405,12 @@ START_TEST(the_end_of_the_socket_ends_the_process_and_memory_stays)
     rig_fill_sources(&r, 1);
     rig_prepare(&r, WIRE_VERIFY_FULL);
     (void)rig_send_start(&r);
-    pause_us(30000);
+    rig_pause_us(30000);
     uint64_t began = clock_mono_ns();
     ck_assert_int_eq(rig_end(&r, false), EXIT_SUCCESS);
     ck_assert_uint_lt(clock_mono_ns() - began, UINT64_C(1000000000));
     uint64_t sum = rig_checksum(&r);
-    pause_us(5000);
+    rig_pause_us(5000);
     ck_assert_uint_eq(rig_checksum(&r), sum);
     ck_assert_uint_gt(rig_wrong(&r, WIRE_LIVE, 1), 0);
     rig_free(&r);
@@ -460,7 +433,7 @@ START_TEST(past_its_lease_it_drops_everything)
     r.attempt++;
     rig_expect(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL), WIRE_FAILED);
     ck_assert_int_eq(r.packet->header.code, RS_EDEADLINE);
-    pause_us(5000);
+    rig_pause_us(5000);
     ck_assert_uint_eq(rig_checksum(&r), sum);
     lease.until_ns = 0;
     (void)rig_send(&r, WIRE_LEASE, 0, &lease, sizeof(lease), NULL, 0, NULL, 0);
@@ -490,7 +463,7 @@ START_TEST(work_that_was_queued_does_not_land_past_the_lease)
         struct wire_lease lease = {.until_ns = clock_mono_ns() + UINT64_C(25000000)};
         (void)rig_send(&r, WIRE_LEASE, 0, &lease, sizeof(lease), NULL, 0, NULL, 0);
         while (clock_mono_ns() < lease.until_ns + 3000000)
-            pause_us(500);
+            rig_pause_us(500);
         uint64_t sum = rig_checksum(&r);
         bool failed = rig_answer(&r, start) == WIRE_FAILED;
         cut_short = cut_short || failed;
@@ -708,37 +681,11 @@ END_TEST
 
 /* --- memory that is out ----------------------------------------------------------------------- */
 
-/* One run with the n-th allocation failing: every request is answered, or the process has gone in
- * good order. False once nothing failed any more. */
 static bool run_out(long n)
 {
     struct rig r;
     plain_rig(&r);
-    r.o.process = true;
-    r.o.shadow = true;
-    r.o.fail_at = n;
-    r.o.lenient = true;
-    rig_open(&r);
-    rig_fill_sources(&r, 1);
-    bool failed = r.refused;
-    for (int attempt = 0; attempt < 2 && !r.gone; attempt++) {
-        r.attempt++;
-        if (rig_try(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, NULL)) == WIRE_PREPARED &&
-            rig_try(&r, rig_send_start(&r)) == WIRE_STAGED) {
-            ck_assert_uint_eq(rig_wrong(&r, WIRE_SHADOW, 1), 0);
-            break;
-        }
-        failed = true;
-        (void)rig_try(&r, rig_send(&r, WIRE_ABORT, 0, NULL, 0, NULL, 0, NULL, 0));
-    }
-    if (!r.gone)
-        (void)rig_try(&r, rig_send(&r, WIRE_APPLY, r.workers[2].id, NULL, 0, NULL, 0, NULL, 0));
-    failed = failed || r.gone || r.packet->header.code != 0;
-    int status = rig_end(&r, !r.gone);
-    ck_assert_msg(status == EXIT_SUCCESS || (r.gone && status == EXIT_FAILURE), "status %d",
-                  status);
-    rig_free(&r);
-    return failed;
+    return rig_runs_out(&r, n, true);
 }
 
 START_TEST(without_memory_requests_fail_and_nothing_crashes)

@@ -59,7 +59,7 @@ START_TEST(a_relay_sends_on_from_its_destination_memory)
     ck_assert_uint_ge(plan_totals(c.n[0].plan)->max_relay_depth, 1);
     for (uint64_t version = 1; version <= 2; version++) {
         refit(&c, version, WIRE_VERIFY_FULL);
-        struct wire_stats s = stats_of(&c.n[0]), b = stats_of(&c.n[1]), d = stats_of(&c.n[2]);
+        struct wire_stats s = rig_stats(&c.n[0]), b = rig_stats(&c.n[1]), d = rig_stats(&c.n[2]);
         ck_assert_uint_eq(b.network_received_bytes, version * all);
         ck_assert_uint_eq(d.network_received_bytes, version * all);
         ck_assert_uint_gt(b.network_sent_bytes + d.network_sent_bytes, 0);

@@ -88,7 +88,7 @@ START_TEST(nodes_may_prepare_in_any_order)
         requests[first] = rig_send_prepare(&c.n[first], WIRE_VERIFY_FULL, NULL);
         if (first == 0)
             ck_assert(!rig_receive(&c.n[0], 150));
-        (void)stats_of(&c.n[0]); /* its loop is not blocked meanwhile */
+        (void)rig_stats(&c.n[0]); /* its loop is not blocked meanwhile */
         requests[!first] = rig_send_prepare(&c.n[!first], WIRE_VERIFY_FULL, NULL);
         uint64_t began = clock_mono_ns();
         expect_all(&c, requests,
@@ -162,12 +162,12 @@ START_TEST(a_wrong_token_is_refused_and_counted_and_an_aborted_prepare_ends_at_o
     tell_peers(&c, 0);
     rig_expect(&c.n[1], rig_send_prepare(&c.n[1], WIRE_VERIFY_OFF, NULL), WIRE_PREPARED);
     never_connected(&c, "closed by the other side");
-    ck_assert_uint_ge(stats_of(&c.n[1]).refused, 1);
+    ck_assert_uint_ge(rig_stats(&c.n[1]).refused, 1);
     rig_abort(&c.n[1]);
 
     next_attempt(&c);
     (void)rig_send_prepare(&c.n[0], WIRE_VERIFY_OFF, NULL);
-    (void)stats_of(&c.n[0]);
+    (void)rig_stats(&c.n[0]);
     uint64_t began = clock_mono_ns();
     rig_abort(&c.n[0]);
     ck_assert_uint_lt(clock_mono_ns() - began, UINT64_C(500000000));
@@ -282,8 +282,8 @@ START_TEST(strangers_and_used_or_old_tokens_are_refused_and_the_refit_goes_on)
     wait_closed(garbage);
     finish_all(&c, requests, true);
     ck_assert_uint_eq(wrong_at(&c, 2), 0);
-    ck_assert_uint_eq(stats_of(&c.n[1]).refused, 5);
-    ck_assert_uint_eq(stats_of(&c.n[0]).refused, 0);
+    ck_assert_uint_eq(rig_stats(&c.n[1]).refused, 5);
+    ck_assert_uint_eq(rig_stats(&c.n[0]).refused, 0);
     cluster_close(&c);
 }
 END_TEST

@@ -30,14 +30,14 @@ START_TEST(after_quiesced_no_byte_lands_from_elsewhere_and_the_next_attempt_is_c
         new_version(&c, 1);
         prepare_all(&c, WIRE_VERIFY_FULL, NULL);
         start_all(&c, requests);
-        pause_us(random_next(&state) % 6000);
+        rig_pause_us(random_next(&state) % 6000);
         abort_all(&c);
         uint64_t sum = checksum(&c);
         cluster_foreach(&c, r)
         {
             rig_fill_sources(r, 2);
         }
-        pause_us(2000);
+        rig_pause_us(2000);
         cluster_foreach(&c, r)
         {
             rig_fill_sources(r, 1);
@@ -111,7 +111,7 @@ START_TEST(the_death_of_a_node_fails_the_others_at_once_and_its_successor_serves
         slow_processes(&c);
         prepare_all(&c, WIRE_VERIFY_OFF, NULL);
         start_all(&c, requests);
-        pause_us(60000);
+        rig_pause_us(60000);
         ck_assert_int_eq(kill(c.n[victim].child, SIGKILL), 0);
         ck_assert_int_eq(rig_end(&c.n[victim], false), -1);
         uint64_t killed = clock_mono_ns();
@@ -139,7 +139,7 @@ START_TEST(a_stopped_node_is_past_its_deadline_and_lands_nothing_once_it_wakes)
     struct wire_lease lease = {.until_ns = clock_mono_ns() + UINT64_C(300000000)};
     (void)rig_send(&c.n[1], WIRE_LEASE, 0, &lease, sizeof(lease), NULL, 0, NULL, 0);
     start_all(&c, requests);
-    pause_us(60000);
+    rig_pause_us(60000);
     ck_assert_int_eq(kill(c.n[1].child, SIGSTOP), 0);
     int status;
     ck_assert_int_eq(waitpid(c.n[1].child, &status, WUNTRACED), c.n[1].child);

@@ -1,50 +1,18 @@
 /* Refits whose messages go over TCP: what test_exec.c claims of the in-memory transport. */
 #include <check.h>
 
-#include "test/lib/rig.h"
+#include "test/lib/rig_runs.h"
 
-/* Source on devices 0 … s-1, destination behind them, each device in one of some domains. */
 static void random_rig(struct rig *r, uint64_t seed)
 {
-    uint64_t state = seed;
-    uint32_t n_source = 1 + (uint32_t)(random_next(&state) % 4);
-    uint32_t n_dest = 1 + (uint32_t)(random_next(&state) % 4);
-    uint32_t n_domains = 1 + (uint32_t)(random_next(&state) % 4);
-    memset(r, 0, sizeof(*r));
-    r->o.n_devices = n_source + n_dest;
-    for (uint32_t i = 0; i < r->o.n_devices; i++)
-        r->o.domain[i] = i % n_domains;
-    r->o.plan = plan_options_default();
-    r->o.plan.strategy = (enum plan_strategy)(seed % 3);
-    r->o.plan.ring_slots = 1 + (uint32_t)(random_next(&state) % 4);
-    r->o.plan.chunk_bytes = 64U << (random_next(&state) % 8);
-    r->o.plan.least_piece_bytes = 64;
-    r->o.fused = random_next(&state) % 2 == 0;
-    r->o.seed = seed;
-    memcpy(r->o.hello.transport, "tcp", 4);
+    rig_random(r, seed, 1, 4, false);
     r->o.hello.local_pairs = WIRE_LOCAL_TRANSPORT;
-    char *source = rig_random_json(seed, seed + 1, "s", n_source, 6, false);
-    char *dest = rig_random_json(seed, seed + 2, "d", n_dest, 6, seed % 4 == 0);
-    rig_side(r, 0, source, 0, n_source);
-    rig_side(r, 1, dest, n_source, n_dest);
-    mem_free(source);
-    mem_free(dest);
 }
 
-/* Versions share an epoch, and so their connections. */
 static uint64_t three_versions(struct rig *r)
 {
-    uint64_t moved = 0;
     rig_open(r);
-    for (uint64_t version = 1; version <= 3; version++) {
-        r->version = version;
-        rig_fill_sources(r, version);
-        rig_poison_destinations(r);
-        free(rig_refit(r, WIRE_VERIFY_FULL));
-        ck_assert_uint_eq(rig_wrong(r, rig_target(r), version), 0);
-        ck_assert_uint_eq(r->progress.network_bytes, plan_totals(r->plan)->network_bytes);
-        moved += r->progress.network_bytes;
-    }
+    uint64_t moved = rig_three_versions(r);
     rig_close(r);
     return moved;
 }
@@ -127,15 +95,6 @@ START_TEST(messages_of_many_runs_go_without_a_slot_and_land_whole)
 }
 END_TEST
 
-static void pause_us(uint64_t us)
-{
-    struct pollfd none;
-    (void)poll(&none, 0, (int)(us / 1000));
-    uint64_t until = clock_mono_ns() + us % 1000 * 1000;
-    while (clock_mono_ns() < until)
-        ;
-}
-
 START_TEST(after_quiesced_no_byte_lands_and_the_next_attempt_is_clean)
 {
     for (uint64_t seed = 1200; seed < 1225; seed++) {
@@ -143,24 +102,7 @@ START_TEST(after_quiesced_no_byte_lands_and_the_next_attempt_is_clean)
         uint64_t state = seed;
         random_rig(&r, seed);
         r.o.hello.network_bytes_per_s = 4e6; /* so that it is in the middle when it is aborted */
-        rig_open(&r);
-        rig_fill_sources(&r, 1);
-        rig_prepare(&r, WIRE_VERIFY_FULL);
-        (void)rig_send_start(&r);
-        pause_us(random_next(&state) % 4000);
-        rig_abort(&r);
-        uint64_t sum = rig_checksum(&r);
-        rig_fill_sources(&r, 2);
-        pause_us(2000);
-        rig_fill_sources(&r, 1);
-        ck_assert_uint_eq(rig_checksum(&r), sum);
-
-        r.version = 2;
-        rig_fill_sources(&r, 2);
-        rig_poison_destinations(&r);
-        free(rig_refit(&r, WIRE_VERIFY_FULL));
-        ck_assert_uint_eq(rig_wrong(&r, rig_target(&r), 2), 0);
-        rig_close(&r);
+        (void)rig_cut(&r, random_next(&state) % 4000);
     }
 }
 END_TEST
