@@ -17,6 +17,8 @@ static const struct pb_field_limit field_limits[] = {
     {"reshard.v1.CellPrints.fingerprints", NODE_PAGE_CELLS},
     {"reshard.v1.CellPrints.layouts", NODE_PAGE_CELLS},
     {"reshard.v1.CellPrints.ranks", NODE_PAGE_CELLS},
+    {"reshard.v1.CellSum.cells", NODE_PAGE_CELLS},
+    {"reshard.v1.CellSum.lengths", NODE_PAGE_CELLS},
     {"reshard.v1.AttemptTopology.domains", TOPOLOGY_MAX_NODES},
     {"reshard.v1.AttemptTopology.device_nodes", TOPOLOGY_MAX_DEVICES},
     {"reshard.v1.AttemptTopology.device_locals", TOPOLOGY_MAX_DEVICES},

@@ -447,7 +447,7 @@ int api_order_read(const Reshard__V1__NodeOrder *from, uint64_t now_ns, struct f
                    struct err *e)
 {
     struct node_order *to = &ret->order;
-    if (from->type < NODE_ORDER_PREPARE || from->type > NODE_ORDER_COMM_ID)
+    if (from->type < NODE_ORDER_PREPARE || from->type > NODE_ORDER_CELLS)
         return err_set(e, RS_EPROTO, "order.type: %u", from->type);
     if ((from->type == NODE_ORDER_PREPARE) != (from->prepare != NULL))
         return err_set(e, RS_EPROTO, "order of type %u %s what PREPARE needs", from->type,

@@ -68,6 +68,7 @@ struct api_report {
         Reshard__V1__PartEvent part;
         Reshard__V1__PublishAsk ask;
         Reshard__V1__CellPrints cells;
+        Reshard__V1__CellSum cell_sum;
         Reshard__V1__CommId comm_id;
     };
     Reshard__V1__PublicationPrints prints, expected;

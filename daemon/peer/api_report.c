@@ -138,6 +138,24 @@ static void cells_fill(Reshard__V1__CellPrints *to, const struct node_report *r,
     }
 }
 
+static void cell_sum_fill(Reshard__V1__CellSum *to, const struct node_report *r,
+                          struct api_scratch *s)
+{
+    reshard__v1__cell_sum__init(to);
+    to->attempt = r->attempt;
+    to->cells = api_scratch_array(s, r->n_runs, sizeof *to->cells);
+    to->lengths = api_scratch_array(s, r->n_runs, sizeof *to->lengths);
+    to->digest.data = (uint8_t *)(uintptr_t)r->digest;
+    to->digest.len = sizeof r->digest;
+    if (s->failed)
+        return;
+    to->n_cells = to->n_lengths = r->n_runs;
+    for (uint32_t i = 0; i < r->n_runs; i++) {
+        to->cells[i] = r->runs[i].cell;
+        to->lengths[i] = r->runs[i].n;
+    }
+}
+
 /* READY, VERDICT, APPLY, APPLIED, LEFT, SLEPT, MARK: what a worker or its client said. */
 static void small_fill(struct api_report *a, const struct refit_event *ev, struct api_scratch *s)
 {
@@ -267,6 +285,14 @@ int api_report_fill(struct api_report *to, const struct node_report *from, uint6
         to->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_CELLS;
         to->m.cells = &to->cells;
         cells_fill(&to->cells, from, s);
+        break;
+    case NODE_REPORT_CELL_SUM:
+        if (from->n_runs > NODE_PAGE_CELLS)
+            return err_set(e, RS_EINVAL, "%u runs of cells in one report; %d are the most",
+                           from->n_runs, NODE_PAGE_CELLS);
+        to->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_CELL_SUM;
+        to->m.cell_sum = &to->cell_sum;
+        cell_sum_fill(&to->cell_sum, from, s);
         break;
     case NODE_REPORT_COMM_ID:
         reshard__v1__comm_id__init(&to->comm_id);
@@ -434,6 +460,27 @@ static int cells_read(const Reshard__V1__CellPrints *from, struct frame *f, stru
     return 0;
 }
 
+static int cell_sum_read(const Reshard__V1__CellSum *from, struct frame *f, struct err *e)
+{
+    struct node_report *r = &f->report;
+    if (from->n_cells != from->n_lengths)
+        return err_set(e, RS_EPROTO, "columns of runs of cells differ in length");
+    int x = api_digest_check("cell_sum.digest", &from->digest, sizeof r->digest, e);
+    if (x != 0)
+        return x;
+    struct cell_run *runs = api_frame_array(f, from->n_cells, sizeof *runs);
+    if (runs == NULL)
+        return no_memory(e);
+    for (size_t i = 0; i < from->n_cells; i++)
+        runs[i] = (struct cell_run){from->cells[i], from->lengths[i]};
+    r->type = NODE_REPORT_CELL_SUM;
+    r->attempt = from->attempt;
+    r->runs = runs;
+    r->n_runs = (uint32_t)from->n_cells;
+    memcpy(r->digest, from->digest.data, sizeof r->digest);
+    return 0;
+}
+
 static int comm_id_read(const Reshard__V1__CommId *from, struct node_report *r, struct err *e)
 {
     int x = api_digest_check("comm_id.id", &from->id, sizeof r->comm_id, e);
@@ -513,6 +560,9 @@ int api_report_read(const Reshard__V1__NodeReport *from, uint64_t now_ns, struct
     case RESHARD__V1__NODE_REPORT__WHAT_CELLS:
         r->event.cookie = 0;
         return cells_read(from->cells, ret, e);
+    case RESHARD__V1__NODE_REPORT__WHAT_CELL_SUM:
+        r->event.cookie = 0;
+        return cell_sum_read(from->cell_sum, ret, e);
     case RESHARD__V1__NODE_REPORT__WHAT_COMM_ID:
         return comm_id_read(from->comm_id, r, e);
     case RESHARD__V1__NODE_REPORT__WHAT_PUBLISH_ASK:

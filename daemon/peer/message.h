@@ -28,7 +28,7 @@ enum {
     NODE_TOKEN_BYTES = 16,
     NODE_COMM_ID_BYTES = 128, /* what names a communicator of NCCL */
     NODE_MAX_EXCLUDED = 64,   /* ranks that leave one at once, where the rest is kept */
-    NODE_PAGE_CELLS = 32768   /* struct cell_print in one CELLS report */
+    NODE_PAGE_CELLS = 32768   /* struct cell_print, or struct cell_run, in one report */
 };
 
 /* A worker that takes part in an attempt. */
@@ -85,7 +85,7 @@ struct attempt_landed {
 enum node_order_type {
     NODE_ORDER_PREPARE =
         1, /* plan, compare digests, prepare the data plane; answered PREPARED or FAILED */
-    NODE_ORDER_START, /* answered CELLS* and PROGRESS*, then STAGED or FAILED */
+    NODE_ORDER_START, /* answered CELLS*, PROGRESS* and CELL_SUM*, then STAGED or FAILED */
     NODE_ORDER_ABORT, /* answered QUIESCED */
     NODE_ORDER_END, /* the attempt is over: committed (code 0) or aborted; its plan and memory are let go */
     NODE_ORDER_EXPEL, /* its data plane has not quiesced in time: end it; answered NODE_LOST, then NODE_UP */
@@ -97,7 +97,9 @@ enum node_order_type {
     NODE_ORDER_EVICT,     /* ends a worker's lease; text says why */
     /* GPUs of several nodes are to have a communicator, and this node has its comm rank 0: its data plane
      * (`data_plane`) makes an id for it; answered COMM_ID or FAILED of `attempt` */
-    NODE_ORDER_COMM_ID
+    NODE_ORDER_COMM_ID,
+    /* What it told in CELL_SUMs is wanted cell by cell: answered CELLS*, then STAGED again */
+    NODE_ORDER_CELLS
 };
 
 /* Where members have left between refits: the communicator `parent`, which stands on all nodes that take part, is to
@@ -151,9 +153,12 @@ enum node_report_type {
      * holds) or 0 (fingerprint it, then report PUBLISHED), or with the reason why not. */
     NODE_REPORT_PUBLISH_ASK,
     /* Fingerprints of cells that other nodes hold too: what its sources send, soon after START and before a PROGRESS says
-     * sources_known; the rest before STAGED. */
+     * sources_known; before STAGED what has not been told, unless by CELL_SUM. */
     NODE_REPORT_CELLS,
-    NODE_REPORT_COMM_ID /* what NODE_ORDER_COMM_ID asked for, never used before */
+    NODE_REPORT_COMM_ID, /* what NODE_ORDER_COMM_ID asked for, never used before */
+    /* In short, before STAGED: cells that the node has received, and one digest of their fingerprints (service/cells.h).
+     * Where sources have told of other content, or not of all of them, NODE_ORDER_CELLS follows STAGED. */
+    NODE_REPORT_CELL_SUM
 };
 
 /* A cell as one node saw it. All of the node's own holders of that side agree on it (else it has FAILED). */
@@ -162,6 +167,12 @@ struct cell_print {
     uint64_t fingerprint;
     uint32_t layout; /* as in participant: 0 is the source, who is believed */
     uint32_t rank;   /* of one holder, for the blame */
+};
+
+/* The cells [cell, cell + n). */
+struct cell_run {
+    uint64_t cell;
+    uint32_t n;
 };
 
 /* What a source worker has published; sparse: tensors of which it holds nothing are left out. */
@@ -184,7 +195,7 @@ struct node_report {
     struct refit_event event; /* EVENT */
     uint64_t cookie;          /* PUBLISH_ASK */
     uint64_t worker, version; /* PUBLISH_ASK */
-    uint64_t attempt;         /* CELLS, COMM_ID */
+    uint64_t attempt;         /* CELLS, CELL_SUM, COMM_ID */
     /* EVENT ATTACHED: the rest of what the roster wants to know, and folds of what its memory claims to hold (0 where it
      * claims nothing): event.attached.live and .shadow are the claims, the coordinator compares. */
     uint8_t layout[16];
@@ -213,6 +224,10 @@ struct node_report {
     /* CELLS */
     const struct cell_print *cells;
     uint32_t n_cells;
+    /* CELL_SUM */
+    const struct cell_run *runs;
+    uint32_t n_runs;
+    uint8_t digest[16];
     uint8_t comm_id[NODE_COMM_ID_BYTES]; /* COMM_ID */
 };
 

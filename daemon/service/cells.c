@@ -175,6 +175,21 @@ int cells_merge(struct cells *c, const struct cell_print *prints, size_t n,
     return r == 0 ? found(c, n_before, ret) : r;
 }
 
+bool cells_sent(const struct cells *c, uint64_t cell, uint32_t n, uint64_t *ret_fingerprints)
+{
+    if (c->n_slots == 0)
+        return n == 0;
+    for (uint32_t i = 0; i < n; i++)
+        __builtin_prefetch(&c->slots[home_of(c->n_slots, cell + i)]);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct slot *slot = slot_of(c->slots, c->n_slots, cell + i);
+        if (!slot->used || !is_source(&slot->print))
+            return false;
+        ret_fingerprints[i] = slot->print.fingerprint;
+    }
+    return true;
+}
+
 /* Which of them is right nobody knows: none of them is believed. */
 static int slot_settle(struct cells *c, struct slot *slot)
 {

@@ -37,6 +37,9 @@ int cells_settle(struct cells *c, struct cells_difference *ret);
 /* A print of a cell of which destinations have told and no source has (yet). False: there is none. */
 bool cells_untold(const struct cells *c, struct cell_print *ret);
 
+/* What sources have told of the cells [cell, cell + n); false: not of all of them. */
+bool cells_sent(const struct cells *c, uint64_t cell, uint32_t n, uint64_t *ret_fingerprints);
+
 /* All differences so far, in the order in which they were found; valid until the next call that changes c. */
 const struct cells_difference *cells_wrong(const struct cells *c, size_t *ret_n);
 /* There are more than CELLS_MOST_WRONG. */

@@ -110,8 +110,9 @@ struct run {
         bool sent;           /* PREPARE went there */
         uint64_t data_plane; /* which PREPARE means */
         bool staged;
-        bool told; /* what its sources send is merged: it has said so, or has staged */
-    } * nodes;     /* as input->nodes; owned */
+        bool doubted; /* what it has told in short is not what is known: it is to tell each cell */
+        bool told;    /* what its sources send is merged: it has said so, or has staged */
+    } * nodes;        /* as input->nodes; owned */
     uint8_t (*tokens)[NODE_TOKEN_BYTES]; /* of each pair of nodes; owned */
     struct cells *cells;                 /* what nodes have reported; NULL: nothing yet */
     struct cells_blame *blaming;         /* job; NULL: none */
@@ -229,12 +230,14 @@ void run_distrust(struct decider *d);
 void run_called_off(struct decider *d);
 /* What a node saw of cells that others hold too. */
 void run_cells(struct decider *d, uint32_t node, const struct node_report *r);
+/* What it has received, in short. */
+void run_cell_sum(struct decider *d, uint32_t node, const struct node_report *r);
 /* The id of the communicator that PREPARE waits for. */
 void run_comm_id(struct decider *d, uint32_t node, const struct node_report *r);
 /* A PROGRESS: where it says that its sources' cells are told, they are merged. The decider (ev) does not hear that where
  * something is known to be wrong: nothing would be proven by it. */
 void run_sources_known(struct decider *d, uint32_t node, struct refit_event *ev);
-/* A node has staged: false where what has landed there is not believed, and the decider is not told. */
+/* A node has staged: false where what has landed there is not believed, or not yet, and the decider is not told. */
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r);
 /* What a FAILED says about what has landed: ev, which the decider is given next, names whose memory is not believed. */
 void run_failed(struct decider *d, struct refit_event *ev);

@@ -149,6 +149,7 @@ void node_order_take(struct service *s, const struct node_order *o)
     case NODE_ORDER_ABORT:
     case NODE_ORDER_END:
     case NODE_ORDER_EXPEL:
+    case NODE_ORDER_CELLS:
         if ((m = model_of(s, o)) != NULL)
             part_order(m->part, o);
         break;

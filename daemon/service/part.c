@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/blame.h"
+#include "service/cells_sum.h"
 #include "service/peers.h"
 
 #include "base/banned.h"
@@ -53,9 +54,25 @@ void part_cells_tell(const struct part *p, uint64_t attempt, const struct cell_p
     }
 }
 
-/* Once, since a repeated STAGED finds them merged. */
+static void cells_tell_short(const struct part *p, uint64_t attempt)
+{
+    for (uint32_t i = 0; i < p->n_cells;) {
+        struct node_report r = {.type = NODE_REPORT_CELL_SUM,
+                                .model = p->model->name,
+                                .attempt = attempt,
+                                .runs = p->runs};
+        i += cells_sum(p->cells + i, p->n_cells - i, p->runs, p->n_runs, &r.n_runs, r.digest);
+        (void)node_tell(p->model->service, &r); /* as there */
+    }
+}
+
+/* One by one only once, since a repeated STAGED finds them merged. */
 static void cells_tell(struct part *p, uint64_t attempt)
 {
+    if (p->runs != NULL) {
+        cells_tell_short(p, attempt);
+        return;
+    }
     part_cells_tell(p, attempt, p->cells, p->n_cells);
     mem_free(p->cells);
     p->cells = NULL;
@@ -109,11 +126,13 @@ static void clear(struct part *p)
     prepare_free(p->now);
     mem_free(p->folds);
     mem_free(p->cells);
+    mem_free(p->runs);
     p->plan = NULL;
     p->now = NULL;
     p->folds = NULL;
     p->cells = NULL;
-    p->n_folds = p->n_cells = 0;
+    p->runs = NULL;
+    p->n_folds = p->n_cells = p->n_runs = 0;
     p->sent = false;
     p->blamed = 0;
     p->progress = (struct wire_progress){0};
@@ -303,12 +322,19 @@ static bool prepare_take(struct part *p, const struct node_order *o)
     return true;
 }
 
+static void one_by_one(struct part *p)
+{
+    mem_free(p->runs);
+    p->runs = NULL;
+    p->n_runs = 0;
+}
+
 void part_order(struct part *p, const struct node_order *o)
 {
     static const enum member_event_type events[] = {
         [NODE_ORDER_PREPARE] = MEMBER_EV_PREPARE, [NODE_ORDER_START] = MEMBER_EV_START,
         [NODE_ORDER_ABORT] = MEMBER_EV_ABORT,     [NODE_ORDER_END] = MEMBER_EV_END,
-        [NODE_ORDER_EXPEL] = MEMBER_EV_EXPEL,
+        [NODE_ORDER_EXPEL] = MEMBER_EV_EXPEL,     [NODE_ORDER_CELLS] = MEMBER_EV_START,
     };
     struct member_event ev = {.type = events[o->type],
                               .session = p->model->service->session,
@@ -318,6 +344,8 @@ void part_order(struct part *p, const struct node_order *o)
                               .data_plane = o->data_plane,
                               .text = o->text,
                               .digest = o->plan_digest};
+    if (o->type == NODE_ORDER_CELLS && p->member.attempt == o->attempt)
+        one_by_one(p); /* with the STAGED that a repeated START is answered */
     if (o->type != NODE_ORDER_PREPARE || prepare_take(p, o))
         event_give(p, &ev);
 }

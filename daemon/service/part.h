@@ -73,6 +73,9 @@ struct part {
     uint32_t n_folds;
     struct cell_print *cells; /* to be reported before STAGED; owned */
     uint32_t n_cells;
+    struct cell_run
+        *runs; /* room for a report's: they are told in short; owned; NULL: one by one */
+    uint32_t n_runs;
     const uint64_t *source_holds; /* as PREPARED brought them, mapped; NULL: none */
     size_t source_holds_bytes;
     struct sources_job *telling; /* NULL: none */
@@ -94,7 +97,7 @@ struct part {
 struct part *part_new(struct model *m);
 /* Forgets all of it; freed when its handles are closed. */
 void part_close(struct part *p);
-/* PREPARE, START, ABORT, END, EXPEL. */
+/* PREPARE, START, ABORT, END, EXPEL, CELLS. */
 void part_order(struct part *p, const struct node_order *o);
 /* The session (s->session) stands, or is over; the data plane serves, or is dead. */
 void part_joined(struct part *p);

@@ -3,9 +3,9 @@
  *   PREPARED + fingerprints (wire.h) → kept → START → job: cells of them that go to other nodes → CELLS → sources_told
  *
  * From then on PROGRESS says sources_known (part.c): what lands elsewhere, also in an attempt that ends before this node
- * stages, is compared with it, and sources are not released before. What was told is not told again with STAGED, so no
- * more is sent than would be anyway (about 13 bytes a cell; Qwen3-235B from TP4 EP8 DP16 to four instances of TP8 EP8:
- * 38,919 cells, 0.5 MB of all source nodes together); where all has landed first, STAGED's CELLS bring it. */
+ * stages, is compared with it, and sources are not released before. It is told once (about 13 bytes a cell; Qwen3-235B
+ * from TP4 EP8 DP16 to four instances of TP8 EP8: 38,919 cells, 0.5 MB of all source nodes together), so that what lands
+ * can be told in short (cells_sum.h); where all has landed first, STAGED's CELLS bring it. */
 #include "base/mem.h"
 #include "service/cells_collect.h"
 #include "service/part.h"

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/cells_collect.h"
+#include "service/cells_sum.h"
 #include "service/compare.h"
 #include "service/held.h"
 #include "service/part.h"
@@ -27,6 +28,8 @@ struct landed_job {
     enum cells_part tells;
     struct cell_print *cells;
     uint32_t n_cells;
+    struct cell_run *runs; /* where what landed is told in short */
+    uint32_t n_runs;
     struct wire_progress progress;
     int code;
     struct err err;
@@ -42,6 +45,7 @@ static void job_free(struct landed_job *j)
     mem_free(j->publications);
     mem_free(j->sums);
     mem_free(j->cells);
+    mem_free(j->runs);
     if (j->holds != NULL)
         wire_unmap(j->holds, j->holds_bytes);
     plan_entry_unref(j->plan);
@@ -93,14 +97,26 @@ static struct landed_job *landed_new(struct part *p)
     return NULL;
 }
 
+/* What sources sent is told in full: it is what the rest is held against. */
+static int cells_make(struct landed_job *j)
+{
+    int r = cells_collect(j->plan, j->holds, j->mode, j->tells, &j->cells, &j->n_cells);
+    if (r != 0 || j->tells != CELLS_OF_THE_REST)
+        return r;
+    if ((r = cells_sort(j->cells, j->n_cells)) != 0)
+        return r;
+    j->n_runs = j->n_cells < NODE_PAGE_CELLS ? j->n_cells : NODE_PAGE_CELLS;
+    j->runs = mem_calloc(j->n_runs, sizeof *j->runs);
+    return j->runs != NULL ? 0 : RS_ENOMEM;
+}
+
 static void landed_work(uv_work_t *work)
 {
     struct landed_job *j = container_of(work, struct landed_job, work);
     j->place = PROGRAM_NONE;
     j->code =
         compare_landed(j->plan, j->holds, j->mode, j->publications, j->sums, &j->place, &j->err);
-    if (j->code == 0 && (j->code = cells_collect(j->plan, j->holds, j->mode, j->tells, &j->cells,
-                                                 &j->n_cells)) != 0)
+    if (j->code == 0 && (j->code = cells_make(j)) != 0)
         (void)err_set(&j->err, j->code, "no memory to tell what has landed");
 }
 
@@ -153,9 +169,13 @@ static void landed(struct part *p, struct landed_job *j)
         return;
     }
     mem_free(p->cells);
+    mem_free(p->runs);
     p->cells = j->cells;
     p->n_cells = j->n_cells;
+    p->runs = j->runs;
+    p->n_runs = j->n_runs;
     j->cells = NULL;
+    j->runs = NULL;
     p->progress = j->progress;
     p->progress.verified_ns = clock_mono_ns();
     part_answer(p, MEMBER_EV_LANDED, 0, "", NULL);

@@ -547,6 +547,8 @@ void coordinator_report(struct coordinator *c, uint32_t node, const struct node_
         refuse(c, node, r->type == NODE_REPORT_EVENT ? r->event.cookie : 0, &e);
     } else if (r->type == NODE_REPORT_CELLS) {
         run_cells(d, node, r);
+    } else if (r->type == NODE_REPORT_CELL_SUM) {
+        run_cell_sum(d, node, r);
     } else if (r->type == NODE_REPORT_COMM_ID) {
         run_comm_id(d, node, r);
     } else {

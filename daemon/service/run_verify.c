@@ -1,6 +1,8 @@
 /* What has landed, compared over all nodes, and whom to believe after a difference.
  *
  *   CELLS*   of each node → merged (cells.c) → a difference: job (cells_blame.c) → FAILED
+ *   CELL_SUM of each node: what it received, in short; not as sources have told: its STAGED is answered with an order for CELLS,
+ *            then STAGED again
  *   PROGRESS of each node: what its sources send has been merged (sources_known); once all have said so, a cell that only
  *            destinations have told of is a source's node that has kept it to itself (cells_untold) → FAILED
  *   STAGED   of each node → folds of its receivers against what is known of the version; of the last: what is open is settled
@@ -21,6 +23,7 @@
 #include "service/attempt_input.h"
 #include "service/cells.h"
 #include "service/cells_blame.h"
+#include "service/cells_sum.h"
 #include "service/coordinator.h"
 #include "service/held.h"
 
@@ -221,6 +224,12 @@ static const char *page_fault(const struct decider *d, uint32_t node, const stru
     return NULL;
 }
 
+static void cells_unsound(struct decider *d, uint32_t node, const char *fault)
+{
+    d->run.unsound = true;
+    run_fail(d, node, RS_EPROTO, fault, 0);
+}
+
 void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
 {
     struct cells_difference x;
@@ -228,8 +237,7 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
         return;
     const char *fault = page_fault(d, node, r);
     if (fault != NULL) {
-        d->run.unsound = true;
-        run_fail(d, node, RS_EPROTO, fault, 0);
+        cells_unsound(d, node, fault);
         return;
     }
     if (d->run.cells == NULL)
@@ -241,6 +249,33 @@ void run_cells(struct decider *d, uint32_t node, const struct node_report *r)
         cells_failed(d, code, &x);
     else
         untold_find(d);
+}
+
+static const char *sum_fault(const struct decider *d, const struct node_report *r)
+{
+    uint64_t n_cells = plan_totals(d->run.plan->plan)->cells, n = 0;
+    if (r->n_runs > NODE_PAGE_CELLS)
+        return "it reports more runs of cells at a time than a page has";
+    for (uint32_t i = 0; i < r->n_runs; i++) {
+        n += r->runs[i].n;
+        if (n > n_cells || r->runs[i].cell > n_cells - r->runs[i].n)
+            return "it reports cells that the plan has not";
+    }
+    return NULL;
+}
+
+void run_cell_sum(struct decider *d, uint32_t node, const struct node_report *r)
+{
+    struct run_node *n = run_node_of(d, node);
+    if (r->attempt != d->run.id || d->run.plan == NULL || d->run.unsound || n == NULL)
+        return;
+    const char *fault = sum_fault(d, r);
+    if (fault != NULL) {
+        cells_unsound(d, node, fault);
+        return;
+    }
+    if (!cells_agree(d->run.cells, r->runs, r->n_runs, r->digest))
+        n->doubted = true;
 }
 
 /* All nodes have said what they saw. */
@@ -335,17 +370,39 @@ static bool folds_differ(const struct decider *d)
 
 /* --- STAGED ------------------------------------------------------------------------------------- */
 
+/* It has failed, or will have; but whose fault a fold is shows when all have told. */
+static bool compares_no_more(const struct decider *d)
+{
+    return d->run.unsound || d->run.distrusted || (d->run.differ && !folds_differ(d));
+}
+
+static void cells_ask(struct decider *d, uint32_t node)
+{
+    const struct node_order o = {.type = NODE_ORDER_CELLS,
+                                 .model = d->model,
+                                 .version = d->run.version,
+                                 .attempt = d->run.id,
+                                 .text = ""};
+    (void)coordinator_order(d->coordinator, node, &o); /* who is away is lost before long */
+}
+
 bool run_staged(struct decider *d, uint32_t node, const struct node_report *r)
 {
     struct run_node *n = run_node_of(d, node);
     struct cells_difference x;
     if (r->event.node.attempt != d->run.id || n == NULL)
         return true; /* the decider drops what is old */
+    if (n->doubted) {
+        n->doubted = compares_no_more(d); /* then it is not believed */
+        if (!n->doubted)
+            cells_ask(d, node);
+        return false;
+    }
     bool first = !n->staged;
     n->staged = n->told = true;
     run_node_quiet(d, node);
     untold_find(d);
-    if (d->run.unsound || d->run.distrusted || (d->run.differ && !folds_differ(d)))
+    if (compares_no_more(d))
         return false;
     folds_compare(d, r->folds, r->n_folds);
     if (folds_differ(d)) { /* whose fault it is shows when all have told */

@@ -189,7 +189,7 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
 
 static void rnd_report(uint64_t *s, struct pool *pool, struct node_report *r)
 {
-    *r = (struct node_report){.type = (enum node_report_type)(1 + rnd(s, NODE_REPORT_COMM_ID))};
+    *r = (struct node_report){.type = (enum node_report_type)(1 + rnd(s, NODE_REPORT_CELL_SUM))};
     r->model = rnd_text(s, pool);
     if (r->type == NODE_REPORT_EVENT) {
         rnd_event(s, pool, r);
@@ -197,6 +197,14 @@ static void rnd_report(uint64_t *s, struct pool *pool, struct node_report *r)
         r->cookie = random_next(s);
         r->worker = random_next(s);
         r->version = random_next(s);
+    } else if (r->type == NODE_REPORT_CELL_SUM) {
+        r->attempt = random_next(s);
+        r->n_runs = (uint32_t)rnd(s, 50);
+        struct cell_run *runs = pool_take(pool, r->n_runs, sizeof *runs);
+        for (uint32_t i = 0; i < r->n_runs; i++)
+            runs[i] = (struct cell_run){random_next(s), (uint32_t)random_next(s)};
+        r->runs = runs;
+        rnd_bytes(s, r->digest, sizeof r->digest);
     } else if (r->type == NODE_REPORT_COMM_ID) {
         r->attempt = random_next(s);
         rnd_bytes(s, r->comm_id, sizeof r->comm_id);
@@ -273,7 +281,7 @@ static struct attempt_input *rnd_input(uint64_t *s, struct pool *pool)
 
 static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
 {
-    *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_COMM_ID))};
+    *o = (struct node_order){.type = (enum node_order_type)(1 + rnd(s, NODE_ORDER_CELLS))};
     o->model = rnd_text(s, pool);
     uint64_t *numbers[] = {&o->version, &o->attempt, &o->epoch,     &o->worker,
                            &o->cookie,  &o->value,   &o->wall_ns,   &o->held,
@@ -479,6 +487,10 @@ static void say_report(struct buf *b, const struct node_report *r, uint64_t shif
     for (uint32_t i = 0; r->type == NODE_REPORT_CELLS && i < r->n_cells; i++)
         buf_printf(b, "%" PRIu64 ":%" PRIx64 ":%u:%u ", r->cells[i].cell, r->cells[i].fingerprint,
                    r->cells[i].layout, r->cells[i].rank);
+    for (uint32_t i = 0; r->type == NODE_REPORT_CELL_SUM && i < r->n_runs; i++)
+        buf_printf(b, "%" PRIu64 "+%u ", r->runs[i].cell, r->runs[i].n);
+    if (r->type == NODE_REPORT_CELL_SUM)
+        say_hex(b, r->digest, sizeof r->digest);
     if (r->type == NODE_REPORT_COMM_ID)
         say_hex(b, r->comm_id, sizeof r->comm_id);
 }

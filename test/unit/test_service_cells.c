@@ -1,10 +1,12 @@
 /* What nodes saw of cells, merged: who is believed, who is blamed, in every order of coming. */
 #include <check.h>
 #include <stdlib.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
 #include "service/cells.h"
 #include "service/cells_collect.h"
+#include "service/cells_sum.h"
 #include "test/lib/plan_random.h"
 
 enum { SOURCE = 0, ROLLOUT = 1, EVAL = 2 };
@@ -272,6 +274,124 @@ START_TEST(merging_survives_every_failed_allocation)
 }
 END_TEST
 
+/* 1,000 cells in runs of 1, 2, 3, …, with gaps between them. */
+static uint32_t many_prints(struct cell_print *prints, uint32_t layout)
+{
+    uint32_t n = 0;
+    uint64_t cell = 100;
+    for (uint32_t length = 1; n < 1000; length++, cell += 5)
+        for (uint32_t i = 0; i < length && n < 1000; i++, n++)
+            prints[n] = print_of(cell++, 3 * (uint64_t)n * n + 1, layout, 0);
+    return n;
+}
+
+START_TEST(a_sum_has_the_runs_of_the_cells_and_one_digest)
+{
+    static struct cell_print prints[1000];
+    static struct cell_run runs[1000];
+    uint64_t fingerprints[1000];
+    uint8_t digest[16];
+    XXH128_canonical_t canonical;
+    uint32_t n = many_prints(prints, ROLLOUT), n_runs, at = 0;
+    ck_assert_uint_eq(cells_sum(prints, n, runs, 1000, &n_runs, digest), n);
+    ck_assert_uint_eq(n_runs, 45); /* 1 + 2 + … + 44 is 990 */
+    for (uint32_t i = 0; i < n_runs; i++)
+        for (uint32_t k = 0; k < runs[i].n; k++, at++)
+            ck_assert_uint_eq(runs[i].cell + k, prints[at].cell);
+    ck_assert_uint_eq(at, n);
+    for (uint32_t i = 0; i < n; i++)
+        fingerprints[i] = prints[i].fingerprint;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(fingerprints, sizeof fingerprints));
+    ck_assert_mem_eq(digest, canonical.digest, 16);
+}
+END_TEST
+
+START_TEST(sorted_cells_make_the_fewest_runs)
+{
+    static struct cell_print prints[1000];
+    static struct cell_run runs[1000];
+    uint8_t digest[16];
+    uint32_t n = many_prints(prints, ROLLOUT), n_runs;
+    for (uint32_t i = 0; i < n; i++) { /* 7 and 1,000 have no common divisor */
+        struct cell_print x = prints[i];
+        prints[i] = prints[i * 7 % n];
+        prints[i * 7 % n] = x;
+    }
+    (void)cells_sum(prints, n, runs, 1000, &n_runs, digest);
+    ck_assert_uint_gt(n_runs, 500);
+    mem_fail_at(1);
+    ck_assert_int_eq(cells_sort(prints, n), RS_ENOMEM);
+    mem_fail_at(0);
+    ck_assert_int_eq(cells_sort(prints, n), 0);
+    ck_assert_uint_eq(cells_sum(prints, n, runs, 1000, &n_runs, digest), n);
+    ck_assert_uint_eq(n_runs, 45);
+    for (uint32_t i = 1; i < n; i++)
+        ck_assert_uint_lt(prints[i - 1].cell, prints[i].cell);
+    static const uint64_t far[6] = {UINT64_MAX, 1, UINT64_C(1) << 62, 0, UINT64_C(1) << 33, 2048};
+    for (uint32_t i = 0; i < 6; i++)
+        prints[i] = print_of(far[i], i, ROLLOUT, i);
+    ck_assert_int_eq(cells_sort(prints, 6), 0);
+    static const uint32_t order[6] = {3, 1, 5, 4, 2, 0};
+    for (uint32_t i = 0; i < 6; i++) {
+        ck_assert_uint_eq(prints[i].cell, far[order[i]]);
+        ck_assert_uint_eq(prints[i].rank, order[i]);
+    }
+    ck_assert_int_eq(cells_sort(prints, 0), 0);
+}
+END_TEST
+
+START_TEST(a_sum_goes_no_further_than_there_is_room_for_runs)
+{
+    static struct cell_print prints[1000];
+    struct cell_run runs[4];
+    uint8_t digest[16];
+    uint32_t n = many_prints(prints, ROLLOUT), n_runs, at = 0, rounds = 0;
+    for (; at < n; rounds++) {
+        at += cells_sum(prints + at, n - at, runs, 4, &n_runs, digest);
+        ck_assert_uint_le(n_runs, 4);
+    }
+    ck_assert_uint_eq(rounds, 12); /* of 45 runs */
+    ck_assert_uint_eq(cells_sum(prints, 0, runs, 4, &n_runs, digest), 0);
+    ck_assert_uint_eq(n_runs, 0);
+}
+END_TEST
+
+START_TEST(a_sum_agrees_where_sources_have_told_just_that)
+{
+    static struct cell_print sent[1000], taken[1000];
+    static struct cell_run runs[1000];
+    uint8_t digest[16];
+    struct cells_difference x;
+    uint32_t n = many_prints(sent, SOURCE), n_runs;
+    (void)many_prints(taken, ROLLOUT);
+    (void)cells_sum(taken, n, runs, 1000, &n_runs, digest);
+    ck_assert(!cells_agree(NULL, runs, n_runs, digest));
+    for (uint32_t wrong = 0; wrong < n; wrong += 111) {
+        struct cells *c = cells_new(), *less = cells_new(), *other = cells_new();
+        for (uint32_t i = 0; i < n; i++) {
+            struct cell_print bad = sent[i];
+            bad.fingerprint ^= i == wrong ? UINT64_C(1) << 63 : 0;
+            ck_assert_int_eq(merge_one(c, sent[i], &x), 0);
+            ck_assert_int_eq(merge_one(other, bad, &x), 0);
+            ck_assert_int_eq(merge_one(less, i == wrong ? taken[i] : sent[i], &x), 0);
+        }
+        ck_assert(cells_agree(c, runs, n_runs, digest));
+        ck_assert(!cells_agree(other, runs, n_runs, digest));
+        ck_assert(
+            !cells_agree(less, runs, n_runs, digest)); /* of one a destination has told alone */
+        digest[wrong % 16] ^= 1;
+        ck_assert(!cells_agree(c, runs, n_runs, digest));
+        digest[wrong % 16] ^= 1;
+        runs[n_runs - 1].n++;
+        ck_assert(!cells_agree(c, runs, n_runs, digest)); /* nobody has told of that one */
+        runs[n_runs - 1].n--;
+        cells_free(c);
+        cells_free(less);
+        cells_free(other);
+    }
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(nodes_that_agree_pass_in_any_order)                                                          \
     X(the_destination_that_differs_from_the_source_is_blamed_in_every_order)                       \
@@ -282,5 +402,9 @@ END_TEST
     X(a_cell_that_no_source_has_told_of_is_found_until_one_has)                                    \
     X(in_any_plan_nothing_is_untold_once_all_nodes_have_told_and_something_is_if_one_has_not)      \
     X(what_is_listed_is_bounded_and_it_is_said_that_there_is_more)                                 \
-    X(merging_survives_every_failed_allocation)
+    X(merging_survives_every_failed_allocation)                                                    \
+    X(a_sum_has_the_runs_of_the_cells_and_one_digest)                                              \
+    X(sorted_cells_make_the_fewest_runs)                                                           \
+    X(a_sum_goes_no_further_than_there_is_room_for_runs)                                           \
+    X(a_sum_agrees_where_sources_have_told_just_that)
 #include "test/lib/main.h"

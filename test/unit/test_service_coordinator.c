@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "exec/wire.h"
 #include "service/attempt_input.h"
+#include "service/cells_sum.h"
 #include "service/coordinator.h"
 #include "service/held.h"
 
@@ -291,6 +292,17 @@ static void cells_say(uint32_t node, uint64_t attempt, uint64_t fingerprint)
     coordinator_report(w.c, node, &r);
 }
 
+/* One cell, in short. */
+static void sum_say(uint64_t attempt, uint64_t fingerprint)
+{
+    const struct cell_print print = {.cell = 0, .fingerprint = fingerprint, .layout = 1};
+    struct cell_run run;
+    struct node_report r = {
+        .type = NODE_REPORT_CELL_SUM, .model = "m", .attempt = attempt, .runs = &run};
+    (void)cells_sum(&print, 1, &run, 1, &r.n_runs, r.digest);
+    coordinator_report(w.c, ROLLOUT, &r);
+}
+
 static void staged_say(uint64_t attempt)
 {
     struct memory_fold folds[2];
@@ -430,6 +442,101 @@ START_TEST(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed
                   "%s", reason);
     ck_assert_int_ne(expect(ROLLOUT, NODE_ORDER_END)->o.code, 0);
     world_close();
+}
+END_TEST
+
+START_TEST(what_a_node_received_is_believed_in_short_where_it_is_what_the_sources_told)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    sum_say(attempt, 5);
+    staged_say(attempt);
+    until_phase(1, REFIT_COMMITTED);
+    ck_assert_uint_eq(count(ROLLOUT, NODE_ORDER_CELLS), 0);
+    world_close();
+}
+END_TEST
+
+START_TEST(a_node_that_received_something_else_is_asked_for_each_cell_and_blamed_by_it)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(TRAINER, attempt, 5);
+    say(TRAINER, REFIT_EV_STAGED, attempt);
+    sum_say(attempt, 6);
+    staged_say(attempt);
+    ck_assert_uint_eq(expect(ROLLOUT, NODE_ORDER_CELLS)->o.attempt, attempt);
+    ck_assert_int_ne(version_of(1)->phase.state, REFIT_STAGED); /* it is not staged before that */
+    cells_say(ROLLOUT, attempt, 6);
+    staged_say(attempt);
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    ck_assert_ptr_nonnull(strstr(version_of(1)->reason, "layout 'rollout' rank 0"));
+    ck_assert_uint_eq(count(ROLLOUT, NODE_ORDER_CELLS), 1);
+    world_close();
+}
+END_TEST
+
+START_TEST(a_node_that_is_sooner_than_the_sources_words_is_asked_for_each_cell)
+{
+    for (uint64_t told = 5; told <= 6; told++) {
+        world_open();
+        uint64_t attempt = until_started();
+        sum_say(attempt, 5);
+        staged_say(attempt);
+        (void)expect(ROLLOUT, NODE_ORDER_CELLS);
+        cells_say(ROLLOUT, attempt, 5);
+        staged_say(attempt);
+        cells_say(TRAINER, attempt, told);
+        say(TRAINER, REFIT_EV_STAGED, attempt);
+        if (told == 5)
+            until_phase(1, REFIT_COMMITTED);
+        else
+            (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+        world_close();
+    }
+}
+END_TEST
+
+START_TEST(who_is_in_doubt_when_another_has_differed_is_not_believed)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    cells_say(TRAINER, attempt, 5);
+    sum_say(attempt, 6);
+    cells_say(TRAINER, attempt, 4); /* its sources differ */
+    staged_say(attempt);
+    ck_assert_uint_eq(count(ROLLOUT, NODE_ORDER_CELLS), 0);
+    (void)expect(TRAINER, NODE_ORDER_ABORT);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    world_close();
+}
+END_TEST
+
+START_TEST(sums_of_cells_that_the_plan_has_not_end_the_attempt)
+{
+    static const struct cell_run far[][2] = {
+        {{UINT64_MAX, 1}, {0, 1}}, {{0, UINT32_MAX}, {0, 1}}, {{1, 1}, {1U << 20, 1}}};
+    for (unsigned i = 0; i < sizeof far / sizeof *far; i++) {
+        world_open();
+        uint64_t attempt = until_started();
+        const struct node_report r = {.type = NODE_REPORT_CELL_SUM,
+                                      .model = "m",
+                                      .attempt = attempt,
+                                      .runs = far[i],
+                                      .n_runs = 2};
+        coordinator_report(w.c, ROLLOUT, &r);
+        (void)expect(ROLLOUT, NODE_ORDER_ABORT);
+        ck_assert_ptr_nonnull(strstr(version_of(1)->reason, "cells that the plan has not"));
+        world_close();
+    }
 }
 END_TEST
 
@@ -607,6 +714,21 @@ START_TEST(a_node_that_keeps_cells_of_its_sources_to_itself_is_named)
         check_untold(attempt);
         world_close();
     }
+}
+END_TEST
+
+START_TEST(cells_that_a_node_keeps_to_itself_are_missed_where_another_tells_in_short)
+{
+    world_open();
+    uint64_t attempt = until_started();
+    known_say(attempt); /* without a word about any cell */
+    sum_say(attempt, 5);
+    staged_say(attempt);
+    (void)expect(ROLLOUT, NODE_ORDER_CELLS);
+    ck_assert(!are_proven());
+    cells_say(ROLLOUT, attempt, 5);
+    check_untold(attempt);
+    world_close();
 }
 END_TEST
 
@@ -1000,11 +1122,17 @@ END_TEST
     X(both_nodes_get_the_same_input_and_each_the_way_to_the_other)                                  \
     X(what_all_nodes_staged_commits_and_the_ledger_keeps_what_memory_holds)                         \
     X(nodes_that_saw_different_content_end_it_and_the_destination_is_blamed)                        \
+    X(what_a_node_received_is_believed_in_short_where_it_is_what_the_sources_told)                  \
+    X(a_node_that_received_something_else_is_asked_for_each_cell_and_blamed_by_it)                  \
+    X(a_node_that_is_sooner_than_the_sources_words_is_asked_for_each_cell)                          \
+    X(who_is_in_doubt_when_another_has_differed_is_not_believed)                                    \
+    X(sums_of_cells_that_the_plan_has_not_end_the_attempt)                                          \
     X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
     X(sources_that_differ_before_anything_was_written_take_nothing_from_who_receives)               \
     X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
     X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
     X(a_node_that_keeps_cells_of_its_sources_to_itself_is_named)                                    \
+    X(cells_that_a_node_keeps_to_itself_are_missed_where_another_tells_in_short)                    \
     X(nobody_speaks_for_ranks_of_another_node)                                                      \
     X(who_was_compared_is_believed_though_the_sources_node_fails_afterwards)                        \
     X(what_has_staged_is_not_believed_where_another_node_found_wrong_bytes_before_the_sources_told) \
