@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/random.h"
 #include "exec/wire.h"
 #include "service/state.h"
 
@@ -43,18 +44,54 @@ static uint64_t shards_elements(const struct shards *s)
     return n;
 }
 
-/* The lowest rank that holds exactly what `rank` holds of t. */
-static uint32_t replica_of(const struct layout *l, uint32_t t, uint32_t rank,
-                           const struct shards *mine, struct publication *const *publications,
-                           struct shards *scratch)
+/* Ranks by what they hold of a tensor: open addressing, linear; a slot is free where it is of another tensor. */
+struct replica {
+    uint32_t tensor; /* + 1 */
+    uint32_t rank;
+};
+
+struct sources {
+    const struct layout *l;
+    struct publication *const *publications;
+    struct shards mine, other;
+    struct replica *replicas;
+    size_t n_replicas; /* slots: a power of two, more than ranks */
+};
+
+static int sources_open(struct sources *s)
 {
-    for (uint32_t r = 0; r < rank; r++) {
-        if (publications[r] == NULL)
-            continue;
-        shards_read(l, t, r, scratch);
-        if (shards_equal(scratch, mine))
-            return r;
+    s->n_replicas = 2;
+    while (s->n_replicas < 2 * (size_t)s->l->n_ranks)
+        s->n_replicas *= 2;
+    s->replicas = mem_calloc(s->n_replicas, sizeof *s->replicas);
+    return s->replicas != NULL ? 0 : RS_ENOMEM;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t x)
+{
+    uint64_t state = hash ^ x;
+    return random_next(&state);
+}
+
+static uint64_t shards_hash(const struct shards *s)
+{
+    uint64_t hash = s->n;
+    for (uint32_t i = 0; i < s->n && i < MAX_SHARDS; i++)
+        for (unsigned d = 0; d < s->boxes[i].n_dims; d++)
+            hash = mix(mix(hash, s->boxes[i].offset[d]), s->boxes[i].size[d]);
+    return hash;
+}
+
+/* The lowest rank that holds exactly what `rank` holds of t (s->mine); ranks come in ascending order. */
+static uint32_t replica_of(struct sources *s, uint32_t t, uint32_t rank)
+{
+    size_t mask = s->n_replicas - 1, i = shards_hash(&s->mine) & mask;
+    for (; s->replicas[i].tensor == t + 1; i = (i + 1) & mask) {
+        shards_read(s->l, t, s->replicas[i].rank, &s->other);
+        if (shards_equal(&s->other, &s->mine))
+            return s->replicas[i].rank;
     }
+    s->replicas[i] = (struct replica){t + 1, rank};
     return rank;
 }
 
@@ -70,25 +107,24 @@ static int replicas_differ(const struct layout *l, uint32_t t, const struct shar
 }
 
 /* Replicas agree; the sum over distinct parts, and how many elements it is over. */
-static int tensor_sum(const struct layout *l, uint32_t t, struct publication *const *publications,
-                      struct shards *mine, struct shards *scratch, uint64_t *ret_sum,
-                      uint64_t *ret_elements, struct err *e)
+static int tensor_sum(struct sources *s, uint32_t t, uint64_t *ret_sum, uint64_t *ret_elements,
+                      struct err *e)
 {
     uint64_t sum = 0, elements = 0;
-    for (uint32_t rank = 0; rank < l->n_ranks; rank++) {
-        if (publications[rank] == NULL)
+    for (uint32_t rank = 0; rank < s->l->n_ranks; rank++) {
+        if (s->publications[rank] == NULL)
             continue;
-        shards_read(l, t, rank, mine);
-        if (mine->n == 0)
+        shards_read(s->l, t, rank, &s->mine);
+        if (s->mine.n == 0)
             continue;
-        uint64_t fingerprint = publications[rank]->fingerprints[t];
-        uint32_t first = replica_of(l, t, rank, mine, publications, scratch);
-        if (first != rank && publications[first]->fingerprints[t] != fingerprint)
-            return replicas_differ(l, t, mine, first, rank, e);
+        uint64_t fingerprint = s->publications[rank]->fingerprints[t];
+        uint32_t first = replica_of(s, t, rank);
+        if (first != rank && s->publications[first]->fingerprints[t] != fingerprint)
+            return replicas_differ(s->l, t, &s->mine, first, rank, e);
         if (first != rank)
             continue;
         sum += fingerprint;
-        elements += shards_elements(mine);
+        elements += shards_elements(&s->mine);
     }
     *ret_sum = sum;
     *ret_elements = elements;
@@ -115,9 +151,9 @@ static int expected_check(const struct layout *l, uint32_t t,
 {
     uint32_t rank;
     const struct publication_print *x = expected_find(l, t, publications, &rank);
-    struct box whole = box_whole(l->tensors[t].n_dims, l->tensors[t].shape);
     if (x == NULL)
         return 0;
+    struct box whole = box_whole(l->tensors[t].n_dims, l->tensors[t].shape);
     if (elements != box_elements(&whole))
         return err_set(e, RS_EPRECOND,
                        "tensor '%s': its expected fingerprint can't be checked, since what the "
@@ -145,13 +181,19 @@ static void also_differs(const struct layout *l, uint32_t t, uint32_t n_before, 
 
 int compare_sources(const struct layout *l, struct publication *const *publications, struct err *e)
 {
-    struct shards *s = mem_calloc(2, sizeof *s);
-    int r = s == NULL ? err_set(e, RS_ENOMEM, "no memory to compare the sources") : 0;
+    struct sources *s = mem_zalloc(sizeof *s);
+    if (s != NULL) {
+        s->l = l;
+        s->publications = publications;
+    }
+    int r = s == NULL || sources_open(s) != 0
+                ? err_set(e, RS_ENOMEM, "no memory to compare the sources")
+                : 0;
     uint32_t n_wrong = 0;
     for (uint32_t t = 0; r == 0 && t < l->n_tensors; t++) {
         uint64_t sum = 0, elements = 0;
         struct err also, *to = n_wrong == 0 ? e : &also;
-        r = tensor_sum(l, t, publications, &s[0], &s[1], &sum, &elements, to);
+        r = tensor_sum(s, t, &sum, &elements, to);
         if (r == 0)
             r = expected_check(l, t, publications, sum, elements, to);
         if (r != RS_EDATALOSS)
@@ -160,6 +202,8 @@ int compare_sources(const struct layout *l, struct publication *const *publicati
             also_differs(l, t, n_wrong - 1, e);
         r = 0;
     }
+    if (s != NULL)
+        mem_free(s->replicas);
     mem_free(s);
     return n_wrong > 0 ? RS_EDATALOSS : r;
 }
@@ -256,11 +300,10 @@ static int published_compare(const struct landed *l, uint32_t begin, uint32_t en
     }
     for (uint32_t t = 0; t < p->n_tensors; t++) {
         struct shards s;
-        if (elements[t] == 0)
+        if (elements[t] == 0 || sum[t] == published->fingerprints[p->tensors[t].index])
             continue;
         shards_read(layout, p->tensors[t].index, rank, &s);
-        if (s.n > MAX_SHARDS || shards_elements(&s) != elements[t] ||
-            sum[t] == published->fingerprints[p->tensors[t].index])
+        if (s.n > MAX_SHARDS || shards_elements(&s) != elements[t])
             continue;
         return err_set(e, RS_EDATALOSS,
                        "tensor '%s': source rank %u sent other content than it had published; "

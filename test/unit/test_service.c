@@ -141,6 +141,51 @@ START_TEST(differences_of_sources_are_named)
 }
 END_TEST
 
+static const char grid_text[] =
+    "{\"name\": \"s\", \"ranks\": 64, \"meshes\": [{\"name\": \"m\", \"shape\": [8, 8], \"ranks\": "
+    "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,"
+    "32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56,57,58,59,60,61,62,"
+    "63]}], \"tensors\": ["
+    "{\"name\": \"a\", \"shape\": [16, 3], \"dtype\": \"bfloat16\", \"mesh\": \"m\", "
+    "\"placements\": "
+    "[\"Replicate\", \"Shard(0)\"]},"
+    "{\"name\": \"b\", \"shape\": [16, 8], \"dtype\": \"bfloat16\", \"mesh\": \"m\", "
+    "\"placements\": "
+    "[\"Shard(1)\", \"Shard(0)\"]}]}";
+
+/* Of a each column of the mesh has eight replicas, of b nobody has one. Rank `odd` (64: none) has published another a; only the
+ * ranks with a bit in `here` take part. */
+static void grid_compare(unsigned odd, uint64_t here, const char *word)
+{
+    struct layout *l = layout_of(grid_text);
+    uint64_t fingerprints[64][2];
+    struct publication publications[64] = {0}, *list[64];
+    struct err e = {0};
+    for (unsigned r = 0; r < 64; r++) {
+        fingerprints[r][0] = 100 + r % 8 + (r == odd);
+        fingerprints[r][1] = 1000 + r;
+        publications[r].fingerprints = fingerprints[r];
+        list[r] = (here >> r & 1) != 0 ? &publications[r] : NULL;
+    }
+    ck_assert_int_eq(compare_sources(l, list, &e), word == NULL ? 0 : RS_EDATALOSS);
+    ck_assert_msg(word == NULL || strstr(e.text, word) != NULL, "%s", e.text);
+    layout_free(l);
+}
+
+START_TEST(of_many_replicas_the_one_that_differs_from_the_lowest_is_named)
+{
+    grid_compare(64, UINT64_MAX, NULL);
+    for (unsigned odd = 0; odd < 64; odd++) {
+        char word[64];
+        unsigned low = odd % 8, high = odd < 8 ? odd + 8 : odd;
+        (void)snprintf(word, sizeof word, "source ranks %u and %u hold", low, high);
+        grid_compare(odd, UINT64_MAX, word);
+        grid_compare(odd, UINT64_C(1) << odd | UINT64_C(1) << (odd + 1) % 64,
+                     NULL); /* alone with it */
+    }
+}
+END_TEST
+
 START_TEST(comparing_survives_every_failed_allocation)
 {
     struct layout *l = layout_of(pair_text);
@@ -257,6 +302,7 @@ END_TEST
     X(numbers_in_failures_become_names_and_unknown_ones_stay)                                      \
     X(replicas_that_agree_pass_and_parts_may_differ)                                               \
     X(differences_of_sources_are_named)                                                            \
+    X(of_many_replicas_the_one_that_differs_from_the_lowest_is_named)                              \
     X(comparing_survives_every_failed_allocation)                                                  \
     X(held_memory_is_believed_for_its_version_layout_and_rank_only)                                \
     X(folds_tell_order_length_and_content_apart)                                                   \
