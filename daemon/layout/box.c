@@ -5,22 +5,6 @@
 
 #include "base/banned.h"
 
-struct box box_whole(uint8_t n_dims, const uint64_t *shape)
-{
-    struct box b = {.n_dims = n_dims};
-    for (unsigned d = 0; d < n_dims; d++)
-        b.size[d] = shape[d];
-    return b;
-}
-
-uint64_t box_elements(const struct box *b)
-{
-    uint64_t n = 1;
-    for (unsigned d = 0; d < b->n_dims; d++)
-        n *= b->size[d];
-    return n;
-}
-
 bool box_empty(const struct box *b)
 {
     for (unsigned d = 0; d < b->n_dims; d++)
@@ -50,7 +34,7 @@ bool box_contains(const struct box *outer, const struct box *inner)
 
 bool box_intersect(const struct box *a, const struct box *b, struct box *ret)
 {
-    struct box both = {.n_dims = a->n_dims};
+    struct box both = box_blank(a->n_dims);
     for (unsigned d = 0; d < a->n_dims; d++) {
         uint64_t a_end = a->offset[d] + a->size[d], b_end = b->offset[d] + b->size[d];
         uint64_t begin = a->offset[d] > b->offset[d] ? a->offset[d] : b->offset[d];

@@ -13,10 +13,35 @@ struct box {
     uint64_t size[BOX_MAX_DIMS];
 };
 
+/* All zero but for its number of dims. By a loop: of an initialiser this long compilers make a string instruction, which
+ * takes longer than what is done with the box. */
+static inline struct box box_blank(uint8_t n_dims)
+{
+    struct box b;
+    b.n_dims = n_dims;
+    for (unsigned d = 0; d < BOX_MAX_DIMS; d++)
+        b.offset[d] = b.size[d] = 0;
+    return b;
+}
+
 /* The whole of a tensor of that shape. */
-struct box box_whole(uint8_t n_dims, const uint64_t *shape);
+static inline struct box box_whole(uint8_t n_dims, const uint64_t *shape)
+{
+    struct box b = box_blank(n_dims);
+    for (unsigned d = 0; d < n_dims && d < BOX_MAX_DIMS; d++)
+        b.size[d] = shape[d];
+    return b;
+}
+
 /* Product of the sizes; 1 for 0 dims. Checked layouts cannot overflow it. */
-uint64_t box_elements(const struct box *b);
+static inline uint64_t box_elements(const struct box *b)
+{
+    uint64_t n = 1;
+    for (unsigned d = 0; d < b->n_dims; d++)
+        n *= b->size[d];
+    return n;
+}
+
 bool box_empty(const struct box *b);
 bool box_equal(const struct box *a, const struct box *b);
 /* True where `inner` lies within `outer` (same n_dims). */

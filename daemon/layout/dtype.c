@@ -5,31 +5,23 @@
 
 #include "base/banned.h"
 
-static const struct {
-    const char *name;
-    uint32_t bytes;
-} dtypes[] = {
-#define X(name, value, text, bytes) [value] = {text, bytes},
+static const char *const names[] = {
+#define X(name, value, text, bytes) [value] = text,
     DTYPES(X)
 #undef X
 };
 
-#define N_DTYPES (sizeof dtypes / sizeof *dtypes)
-
-uint32_t dtype_bytes(enum dtype d)
-{
-    return (size_t)d < N_DTYPES ? dtypes[d].bytes : 0;
-}
+#define N_DTYPES (sizeof names / sizeof *names)
 
 const char *dtype_name(enum dtype d)
 {
-    return (size_t)d < N_DTYPES ? dtypes[d].name : NULL;
+    return (size_t)d < N_DTYPES ? names[d] : NULL;
 }
 
 enum dtype dtype_parse(const char *name)
 {
     for (size_t d = 1; d < N_DTYPES; d++)
-        if (strcmp(dtypes[d].name, name) == 0)
+        if (strcmp(names[d], name) == 0)
             return (enum dtype)d;
     return DTYPE_NONE;
 }

@@ -27,7 +27,20 @@ enum dtype {
 };
 
 /* Bytes of one element; 0 for what is no dtype. */
-uint32_t dtype_bytes(enum dtype d);
+static inline uint32_t dtype_bytes(enum dtype d)
+{
+    switch (d) {
+#define X(name, value, text, bytes)                                                                \
+    case name:                                                                                     \
+        return bytes;
+        DTYPES(X)
+#undef X
+    case DTYPE_NONE:
+        break;
+    }
+    return 0;
+}
+
 /* torch name; NULL for what is no dtype. */
 const char *dtype_name(enum dtype d);
 /* DTYPE_NONE where no dtype has that name. */

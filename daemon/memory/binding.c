@@ -190,7 +190,7 @@ static bool common_of(const struct binding_row *row, const struct binding_dim *d
                       const struct box *box, struct common *ret)
 {
     uint64_t elements = 1, bytes = row->offset;
-    ret->part = (struct box){.n_dims = row->n_dims};
+    ret->part = box_blank(row->n_dims);
     for (unsigned d = 0; d < row->n_dims; d++) {
         uint64_t begin = dims[d].offset, end = begin + dims[d].size;
         uint64_t box_begin = box->offset[d], box_end = box_begin + box->size[d];

@@ -17,16 +17,6 @@ static int bad(struct err *e, const char *what, uint64_t index)
     return err_set(e, RS_EPROTO, "program: %s %llu", what, (unsigned long long)index);
 }
 
-uint64_t program_cell_elements(const struct program *p, uint32_t cell)
-{
-    return box_elements(&p->boxes[p->cells[cell].box]);
-}
-
-uint64_t program_cell_bytes(const struct program *p, uint32_t cell)
-{
-    return program_cell_elements(p, cell) * dtype_bytes((enum dtype)p->cells[cell].wire);
-}
-
 /* --- the frame -------------------------------------------------------------------------------- */
 
 static int find_arrays(const uint8_t *data, size_t n_bytes, const struct program_header *h,

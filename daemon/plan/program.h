@@ -145,7 +145,14 @@ static inline bool program_unchanged(const struct program_tensor *t, uint8_t wir
 struct box program_source_box(const struct program_tensor *t, const struct box *box);
 
 /* Elements and wire bytes of a cell. */
-uint64_t program_cell_elements(const struct program *p, uint32_t cell);
-uint64_t program_cell_bytes(const struct program *p, uint32_t cell);
+static inline uint64_t program_cell_elements(const struct program *p, uint32_t cell)
+{
+    return box_elements(&p->boxes[p->cells[cell].box]);
+}
+
+static inline uint64_t program_cell_bytes(const struct program *p, uint32_t cell)
+{
+    return program_cell_elements(p, cell) * dtype_bytes((enum dtype)p->cells[cell].wire);
+}
 
 #endif
