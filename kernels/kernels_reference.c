@@ -60,17 +60,25 @@ static void store(uint8_t *p, uint32_t n_bytes, uint64_t bits)
         p[i] = (uint8_t)(bits >> (8 * i));
 }
 
-/* What one element adds, at the coordinates offset + w. */
-static uint64_t contribution(uint64_t bits, uint32_t n_bytes, const uint64_t *offset,
+/* Of all elements that have these coordinates in all dims but the last. */
+static uint64_t row_weight(const uint64_t *offset, const struct walk *w)
+{
+    uint64_t row = 1;
+    for (unsigned d = 0; d + 1U < w->n_dims; d++)
+        row *= fingerprint_dim_weight(d, offset[d] + w->at[d]);
+    return row;
+}
+
+static bool row_begins(const struct walk *w)
+{
+    return w->n_dims == 0 || w->at[w->n_dims - 1] == 0;
+}
+
+/* What one element of a row of that weight adds, at the coordinates offset + w. */
+static uint64_t contribution(uint64_t bits, uint32_t n_bytes, uint64_t row, const uint64_t *offset,
                              const struct walk *w)
 {
-    uint64_t row = 1, column = 0;
-    for (unsigned d = 0; d < w->n_dims; d++) {
-        if (d + 1U == w->n_dims)
-            column = offset[d] + w->at[d];
-        else
-            row *= fingerprint_dim_weight(d, offset[d] + w->at[d]);
-    }
+    uint64_t column = w->n_dims == 0 ? 0 : offset[w->n_dims - 1] + w->at[w->n_dims - 1];
     if (n_bytes == 8)
         return row * (((bits & UINT32_MAX) + 1) * fingerprint_word_weight(2 * column) +
                       ((bits >> 32) + 1) * fingerprint_word_weight(2 * column + 1));
@@ -127,14 +135,18 @@ void kernel_copy_reference(const struct kernel_copy *c)
     struct walk w = {.size = c->size, .n_dims = c->n_dims};
     uint32_t from_bytes = kernel_dtype_bytes(c->from_dtype);
     uint32_t to_bytes = kernel_dtype_bytes(c->to_dtype);
-    uint64_t sum = 0;
+    uint64_t sum = 0, row = 1;
     if (box_is_empty(c->size, c->n_dims))
         return;
     do {
         uint64_t bits = cast(load(element(&c->from, &w), from_bytes), c->from_dtype, c->to_dtype);
         for (uint32_t t = 0; t < c->n_targets; t++)
             store(element(&c->to[t], &w), to_bytes, bits);
-        sum += contribution(bits, to_bytes, c->offset, &w);
+        if (c->fingerprint == NULL)
+            continue;
+        if (row_begins(&w))
+            row = row_weight(c->offset, &w);
+        sum += contribution(bits, to_bytes, row, c->offset, &w);
     } while (walk_next(&w));
     if (c->fingerprint != NULL)
         (void)__atomic_fetch_add(c->fingerprint, sum, __ATOMIC_RELAXED);
@@ -144,11 +156,13 @@ void kernel_fingerprint_reference(const struct kernel_fingerprint *f)
 {
     struct walk w = {.size = f->size, .n_dims = f->n_dims};
     uint32_t n_bytes = kernel_dtype_bytes(f->dtype);
-    uint64_t sum = 0;
+    uint64_t sum = 0, row = 1;
     if (box_is_empty(f->size, f->n_dims))
         return;
     do {
-        sum += contribution(load(element(&f->from, &w), n_bytes), n_bytes, f->offset, &w);
+        if (row_begins(&w))
+            row = row_weight(f->offset, &w);
+        sum += contribution(load(element(&f->from, &w), n_bytes), n_bytes, row, f->offset, &w);
     } while (walk_next(&w));
     (void)__atomic_fetch_add(f->fingerprint, sum, __ATOMIC_RELAXED);
 }
@@ -216,7 +230,7 @@ static void write_scaled(const struct kernel_quantise *q, const struct rectangle
             for (uint32_t t = 0; t < q->n_targets; t++)
                 store(q->to[t].base + (ptrdiff_t)row * q->to[t].stride + column, 1, bits);
             if (q->fingerprint != NULL)
-                *q->fingerprint += contribution(bits, 1, q->offset, &w);
+                *q->fingerprint += contribution(bits, 1, row_weight(q->offset, &w), q->offset, &w);
         }
 }
 

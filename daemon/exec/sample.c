@@ -84,7 +84,8 @@ static uint8_t dtype_at(const struct attempt *a, uint32_t hold)
 /* NULL: it lies there. */
 static const struct program_tensor *made_of(const struct attempt *a, uint32_t hold)
 {
-    return place_makes(&a->places[a->program.holds[hold].place], cell_of(a, hold)->tensor);
+    const struct place *place = &a->places[a->program.holds[hold].place];
+    return place->made == 0 ? NULL : place_makes(place, cell_of(a, hold)->tensor);
 }
 
 static enum sample_kind kind_of(const struct attempt *a, uint32_t hold)
@@ -106,6 +107,8 @@ static void draw(struct sampler *s, enum sample_kind kind, uint32_t most, uint64
 {
     uint32_t base = s->n_samples, first, end;
     uint64_t n = 0;
+    if (kind == SAMPLE_MADE && s->attempt->places[s->place].made == 0)
+        return;
     prints_hold_range(&s->attempt->program, s->place, &first, &end);
     for (uint32_t i = first; i < end && most > 0; i++) {
         if (!is_candidate(s->attempt, i, kind))
