@@ -37,32 +37,32 @@ bool attempt_checks(const struct attempt *a, uint32_t cell)
 {
     return a->verify == WIRE_VERIFY_FULL ||
            (a->verify == WIRE_VERIFY_SAMPLED &&
-            wire_sampled(a->program.digest, a->program.cells[cell].id));
+            wire_sampled(a->program.digest, program_cell(&a->program, cell).id));
 }
 
 void attempt_describe(const struct attempt *a, uint32_t cell, uint32_t place, char *ret_text,
                       size_t capacity)
 {
     static const char *const sides[] = {"source", "destination", "scratch"};
-    const struct program_cell *c = &a->program.cells[cell];
+    struct program_cell c = program_cell(&a->program, cell);
     const struct program_place *p = &a->program.places[place];
     char box[256];
     (void)snprintf(ret_text, capacity, "tensor %u, box %s, place %u (%s, layout %u, rank %u)",
-                   a->program.tensors[c->tensor].index,
-                   box_text(&a->program.boxes[c->box], box, sizeof(box)), place, sides[p->side],
+                   a->program.tensors[c.tensor].index,
+                   box_text(&a->program.boxes[c.box], box, sizeof(box)), place, sides[p->side],
                    p->layout, p->rank);
 }
 
 uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_places,
                          uint32_t capacity)
 {
-    const struct program_item *x = &a->program.items[item];
+    struct program_item x = program_item(&a->program, item);
     uint32_t n = 0;
-    if (x->places == PROGRAM_NONE)
+    if (x.places == PROGRAM_NONE)
         return 0;
-    const uint32_t *list = &a->program.lists[x->places];
+    const uint32_t *list = &a->program.lists[x.places];
     for (uint32_t i = 1; i <= list[0] && n < capacity; i++) {
-        uint32_t hold = a->held == NULL ? PROGRAM_NONE : attempt_hold(a, list[i], x->cell);
+        uint32_t hold = a->held == NULL ? PROGRAM_NONE : attempt_hold(a, list[i], x.cell);
         if (hold == PROGRAM_NONE || a->held[hold] == 0)
             ret_places[n++] = list[i];
     }
@@ -196,27 +196,27 @@ uint64_t attempts_progress(struct plane *p)
 
 static void source_read(struct attempt *a, uint32_t number)
 {
-    const struct program_item *item = &a->program.items[number];
-    uint32_t hold = attempt_hold(a, item->from, item->cell), place;
+    struct program_item item = program_item(&a->program, number);
+    uint32_t hold = attempt_hold(a, item.from, item.cell), place;
     bool whole = a->item_skipped[number] == 0 &&
-                 (item->places == PROGRAM_NONE || attempt_targets(a, number, &place, 1) > 0);
+                 (item.places == PROGRAM_NONE || attempt_targets(a, number, &place, 1) > 0);
     if (--a->n_reads_left == 0)
         mark(a, &a->progress.sources_read_ns);
-    if (!whole || !attempt_checks(a, item->cell) || a->item_print[number] == a->hold_prints[hold])
+    if (!whole || !attempt_checks(a, item.cell) || a->item_print[number] == a->hold_prints[hold])
         return;
     char text[512];
     struct err e;
-    attempt_describe(a, item->cell, item->from, text, sizeof(text));
+    attempt_describe(a, item.cell, item.from, text, sizeof(text));
     int r = err_set(&e, RS_EDATALOSS, "%s: the source changed while it was being sent", text);
-    attempt_fail(a, r, &e, a->program.tensors[a->program.cells[item->cell].tensor].index,
-                 item->from);
+    attempt_fail(a, r, &e, a->program.tensors[program_cell(&a->program, item.cell).tensor].index,
+                 item.from);
 }
 
 static void item_landed(struct attempt *a, uint32_t number)
 {
     uint32_t targets[256], n = attempt_targets(a, number, targets, 256);
     for (uint32_t i = 0; i < n && attempt_runs(a); i++) {
-        uint32_t hold = attempt_hold(a, targets[i], a->program.items[number].cell);
+        uint32_t hold = attempt_hold(a, targets[i], program_item(&a->program, number).cell);
         if (hold != PROGRAM_NONE)
             verify_landed(a, hold);
     }
@@ -228,16 +228,16 @@ static void item_landed(struct attempt *a, uint32_t number)
 
 void attempt_item_done(struct attempt *a, uint32_t number, uint64_t elements)
 {
-    const struct program_item *item = &a->program.items[number];
+    struct program_item item = program_item(&a->program, number);
     if (!attempt_runs(a) || elements == 0)
         return;
     rs_assert(a->item_left[number] >= elements);
     a->item_left[number] -= elements;
     if (a->item_left[number] > 0)
         return;
-    if (item->from != PROGRAM_NONE && a->program.places[item->from].side == PROGRAM_SOURCE)
+    if (item.from != PROGRAM_NONE && a->program.places[item.from].side == PROGRAM_SOURCE)
         source_read(a, number);
-    if (item->places != PROGRAM_NONE && attempt_runs(a))
+    if (item.places != PROGRAM_NONE && attempt_runs(a))
         item_landed(a, number);
 }
 
@@ -316,8 +316,8 @@ static void finish_staged(struct attempt *a)
 
 static enum wire_landed landed(const struct attempt *a, uint32_t hold)
 {
-    const struct program_hold *h = &a->program.holds[hold];
-    if (a->program.places[h->place].side != PROGRAM_DESTINATION)
+    struct program_hold h = program_hold(&a->program, hold);
+    if (a->program.places[h.place].side != PROGRAM_DESTINATION)
         return WIRE_MISSING;
     switch (a->hold_state[hold]) {
     case HOLD_READ:
@@ -459,9 +459,9 @@ static struct attempt *current(struct plane *p, const struct wire_header *h)
 static void check_held(struct attempt *a)
 {
     for (uint32_t i = 0; i < a->program.n_holds && a->held != NULL; i++) {
-        const struct program_hold *h = &a->program.holds[i];
-        if (a->held[i] != 0 && a->program.places[h->place].side == PROGRAM_DESTINATION &&
-            program_cell_elements(&a->program, h->cell) > 0 && attempt_checks(a, h->cell))
+        struct program_hold h = program_hold(&a->program, i);
+        if (a->held[i] != 0 && a->program.places[h.place].side == PROGRAM_DESTINATION &&
+            program_cell_elements(&a->program, h.cell) > 0 && attempt_checks(a, h.cell))
             (void)checker_add(a, i);
     }
 }

@@ -128,7 +128,7 @@ uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_p
 /* The hold of (place, cell); PROGRAM_NONE. */
 static inline uint32_t attempt_hold(const struct attempt *a, uint32_t place, uint32_t cell)
 {
-    return proof_hold(a->proof, place, cell);
+    return program_hold_at(&a->program, place, cell);
 }
 bool attempt_checks(const struct attempt *a, uint32_t cell);
 

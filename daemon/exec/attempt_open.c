@@ -113,7 +113,7 @@ static int open_places(struct attempt *a, const struct wire_packet *packet,
 
 static bool destination_hold(const struct attempt *a, uint32_t hold)
 {
-    return a->program.places[a->program.holds[hold].place].side == PROGRAM_DESTINATION;
+    return a->program.places[program_hold(&a->program, hold).place].side == PROGRAM_DESTINATION;
 }
 
 /* Of the holds that are to land, where some have landed before or are looked at by sample alone. */
@@ -121,13 +121,13 @@ static void count_holds(struct attempt *a)
 {
     const struct program *p = &a->program;
     for (uint32_t i = 0; i < p->n_holds; i++) {
-        uint64_t bytes = program_cell_bytes(p, p->holds[i].cell);
+        uint64_t bytes = program_cell_bytes(p, program_hold(p, i).cell);
         if (!destination_hold(a, i) || bytes == 0)
             continue;
         bool held = a->held != NULL && a->held[i] != 0;
         *(held ? &a->progress.skipped_bytes : &a->progress.total_bytes) += bytes;
         a->n_landings_left += held ? 0 : 1;
-        a->n_checks_left += attempt_checks(a, p->holds[i].cell) ? 1 : 0;
+        a->n_checks_left += attempt_checks(a, program_hold(p, i).cell) ? 1 : 0;
     }
 }
 
@@ -136,8 +136,11 @@ static void count_work(struct attempt *a)
 {
     const struct program *p = &a->program;
     const struct proof *x = a->proof;
-    for (uint32_t i = 0; i < p->n_items; i++)
-        a->item_left[i] = program_cell_elements(p, p->items[i].cell);
+    for (uint32_t i = 0, end; i < p->n_items;) {
+        uint64_t elements = program_cell_elements(p, program_item(p, i).cell);
+        for (end = i + program_like_items(p, i, p->n_items - i); i < end; i++)
+            a->item_left[i] = elements;
+    }
     a->n_reads_left = x->n_reads;
     if (a->held != NULL || a->verify == WIRE_VERIFY_SAMPLED) {
         count_holds(a);
@@ -233,7 +236,7 @@ static uint64_t bytes_needed(const struct program *p, const uint8_t *flags,
 {
     uint64_t needed = 0;
     for (; at->item < s->first_item + s->n_items && at->begin < end; at->item++) {
-        uint64_t bytes = program_cell_bytes(p, p->items[at->item].cell);
+        uint64_t bytes = program_cell_bytes(p, program_item(p, at->item).cell);
         uint64_t from = at->begin > begin ? at->begin : begin;
         uint64_t to = at->begin + bytes < end ? at->begin + bytes : end;
         if (flags[at->item] == 0 && to > from)
@@ -331,7 +334,7 @@ static uint32_t device_holds(const struct attempt *a, uint32_t device)
 {
     uint32_t n = 0, first, end;
     for (uint32_t i = 0; i < a->program.n_places; i++) {
-        prints_hold_range(&a->program, i, &first, &end);
+        program_holds_of(&a->program, i, &first, &end);
         n += a->program.places[i].device == device ? end - first : 0;
     }
     return n;

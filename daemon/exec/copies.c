@@ -7,11 +7,11 @@
 enum { COPY_CHUNK_BYTES = 2 << 20, MAX_TARGETS = 256 };
 
 /* A copy out of memory that this refit itself writes waits until that has landed. */
-static bool source_ready(const struct attempt *a, const struct program_item *item)
+static bool source_ready(const struct attempt *a, struct program_item item)
 {
-    if (a->program.places[item->from].side == PROGRAM_SOURCE)
+    if (a->program.places[item.from].side == PROGRAM_SOURCE)
         return true;
-    uint32_t hold = attempt_hold(a, item->from, item->cell);
+    uint32_t hold = attempt_hold(a, item.from, item.cell);
     return hold == PROGRAM_NONE || a->hold_state[hold] != HOLD_WAITING ||
            (a->held != NULL && a->held[hold] != 0);
 }
@@ -21,42 +21,44 @@ static int move_part(struct copier *c, struct batch *b, uint32_t number, uint64_
                      uint64_t end, uint64_t *ret_bytes)
 {
     struct attempt *a = c->attempt;
-    const struct program_item *item = &a->program.items[number];
-    const struct program_cell *cell = &a->program.cells[item->cell];
+    struct program_item item = program_item(&a->program, number);
+    struct program_cell cell = program_cell(&a->program, item.cell);
     uint32_t targets[MAX_TARGETS], n = attempt_targets(a, number, targets, MAX_TARGETS);
     struct move_end to[MAX_TARGETS];
     struct box boxes[2 * BOX_MAX_DIMS];
     int r = 0;
     for (uint32_t i = 0; i < n; i++)
         to[i] = (struct move_end){.place = &a->places[targets[i]]};
-    unsigned n_boxes = n > 0 ? box_range(&a->program.boxes[cell->box], begin, end, boxes) : 0;
+    unsigned n_boxes = n > 0 ? box_range(&a->program.boxes[cell.box], begin, end, boxes) : 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++)
         r = batch_move(
             b, &(struct move){
-                   .tensor = cell->tensor,
+                   .tensor = cell.tensor,
                    .box = boxes[i],
-                   .from = {.place = &a->places[item->from]},
+                   .from = {.place = &a->places[item.from]},
                    .to = to,
                    .n_to = n,
-                   .from_dtype = place_dtype(&a->places[item->from], cell->tensor, cell->wire),
-                   .to_dtype = cell->wire,
+                   .from_dtype = place_dtype(&a->places[item.from], cell.tensor, cell.wire),
+                   .to_dtype = cell.wire,
                    .streaming = true,
-                   .fingerprint = attempt_checks(a, item->cell) ? &a->item_print[number] : NULL});
-    *ret_bytes += (end - begin) * dtype_bytes(cell->wire) * n;
+                   .fingerprint = attempt_checks(a, item.cell) ? &a->item_print[number] : NULL});
+    *ret_bytes += (end - begin) * dtype_bytes(cell.wire) * n;
     return r;
 }
 
 static int part(struct copier *c, struct batch *b, uint64_t *budget, uint64_t *bytes)
 {
     struct attempt *a = c->attempt;
-    const struct program_cell *cell = &a->program.cells[a->program.items[c->item].cell];
-    uint64_t n = program_cell_elements(&a->program, a->program.items[c->item].cell);
-    uint64_t size = dtype_bytes(cell->wire);
+    struct program_cell cell = program_item_cell(&a->program, c->item);
+    uint64_t n = program_cell_elements(&a->program, program_item(&a->program, c->item).cell);
+    uint64_t size = dtype_bytes(cell.wire);
     uint64_t end = c->at + (*budget / size > 0 ? *budget / size : 1), used;
     end = end < n ? end : n;
     used = (end - c->at) * size;
-    if (c->at < n && place_makes(&a->places[a->program.items[c->item].from], cell->tensor) != NULL)
-        end = scaled_part(&a->program, a->program.items[c->item].cell, c->at, *budget, &used);
+    if (c->at < n &&
+        place_makes(&a->places[program_item(&a->program, c->item).from], cell.tensor) != NULL)
+        end = scaled_part(&a->program, program_item(&a->program, c->item).cell, c->at, *budget,
+                          &used);
     int r = end > c->at ? move_part(c, b, c->item, c->at, end, bytes) : 0;
     *budget -= used < *budget ? used : *budget;
     c->at = end;
@@ -78,7 +80,7 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
     batch_init(&b, *p->stream, c->work);
     t->bytes = 0;
     while (r == 0 && budget > 0 && c->item < c->end &&
-           source_ready(c->attempt, &c->attempt->program.items[c->item]))
+           source_ready(c->attempt, program_item(&c->attempt->program, c->item)))
         r = part(c, &b, &budget, &t->bytes);
     if (r == 0)
         r = batch_flush(&b);
@@ -91,11 +93,11 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
 /* Bytes by tier: to the device that read them, or to another one. */
 static void count_tiers(struct attempt *a, uint32_t number)
 {
-    const struct program_item *item = &a->program.items[number];
+    struct program_item item = program_item(&a->program, number);
     uint32_t targets[MAX_TARGETS], n = attempt_targets(a, number, targets, MAX_TARGETS);
-    uint64_t bytes = program_cell_bytes(&a->program, item->cell);
+    uint64_t bytes = program_cell_bytes(&a->program, item.cell);
     for (uint32_t i = 0; i < n; i++)
-        *(a->places[targets[i]].device == a->places[item->from].device
+        *(a->places[targets[i]].device == a->places[item.from].device
               ? &a->progress.device_bytes
               : &a->progress.domain_bytes) += bytes;
 }
@@ -127,10 +129,16 @@ static void copier_idle(struct pump *p)
 static uint32_t share_begin(const struct attempt *a, const struct program_device *pd,
                             uint64_t all_bytes, uint32_t share, uint32_t n_shares)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, most = all_bytes / n_shares * share;
     uint32_t i = pd->first_copy, end = pd->first_copy + pd->n_copies;
-    for (; share < n_shares && i < end && bytes < all_bytes / n_shares * share; i++)
-        bytes += program_cell_bytes(&a->program, a->program.items[i].cell);
+    while (share < n_shares && i < end && bytes < most) {
+        uint64_t each = program_cell_bytes(&a->program, program_item(&a->program, i).cell);
+        uint32_t n = program_like_items(&a->program, i, end - i);
+        if (each > 0 && (most - bytes + each - 1) / each < n)
+            n = (uint32_t)((most - bytes + each - 1) / each);
+        bytes += n * each;
+        i += n;
+    }
     return share == n_shares ? end : i;
 }
 
@@ -140,8 +148,10 @@ void copiers_init(struct attempt *a, uint32_t device)
     struct plane_device *d = &a->plane->devices[device];
     uint32_t n = a->plane->n_ways;
     uint64_t bytes = 0;
-    for (uint32_t i = pd->first_copy; i < pd->first_copy + pd->n_copies; i++)
-        bytes += program_cell_bytes(&a->program, a->program.items[i].cell);
+    for (uint32_t i = pd->first_copy, end = i + pd->n_copies, like; i < end; i += like) {
+        like = program_like_items(&a->program, i, end - i);
+        bytes += like * program_cell_bytes(&a->program, program_item(&a->program, i).cell);
+    }
     for (uint32_t w = 0; w < n; w++) {
         struct copier *c = &a->copiers[device * n + w];
         c->attempt = a;

@@ -112,10 +112,10 @@ static int piece_part(struct errand *x, struct batch *b, uint64_t *budget)
 
 static int cell_part(struct errand *x, struct batch *b, uint64_t *budget)
 {
-    const struct program_hold *h = &x->program.holds[x->hold];
-    uint64_t n = program_cell_elements(&x->program, h->cell);
+    struct program_hold h = program_hold(&x->program, x->hold);
+    uint64_t n = program_cell_elements(&x->program, h.cell);
     int r = prints_cell(b, &x->plane->devices[x->worker->device].ways[0], &x->program, &x->live,
-                        h->cell, &x->at, budget, &x->cell_prints[x->hold - x->first_hold]);
+                        h.cell, &x->at, budget, &x->cell_prints[x->hold - x->first_hold]);
     if (x->at == n) {
         x->hold++;
         x->at = 0;
@@ -205,11 +205,11 @@ static int sum_cells(struct errand *x)
     if (elements == NULL)
         return RS_ENOMEM;
     for (uint32_t i = x->first_hold; i < x->end_hold; i++) {
-        const struct program_cell *c = &x->program.cells[x->program.holds[i].cell];
-        const struct program_tensor *t = &x->program.tensors[c->tensor];
-        if (!program_unchanged(t, c->wire))
+        struct program_cell c = program_hold_cell(&x->program, i);
+        const struct program_tensor *t = &x->program.tensors[c.tensor];
+        if (!program_unchanged(t, c.wire))
             continue;
-        elements[t->index] += program_cell_elements(&x->program, x->program.holds[i].cell);
+        elements[t->index] += program_cell_elements(&x->program, program_hold(&x->program, i).cell);
         x->sums[t->index] += x->cell_prints[i - x->first_hold];
     }
     const struct binding *b = x->worker->bindings[WIRE_LIVE];
@@ -258,7 +258,7 @@ static int open_program(struct errand *x, const struct wire_packet *packet, uint
     x->program = x->proof->program;
     if (place >= x->program.n_places || x->program.places[place].side != PROGRAM_SOURCE)
         return err_set(e, RS_EPROTO, "place %u is no source place", place);
-    prints_hold_range(&x->program, place, &x->first_hold, &x->end_hold);
+    program_holds_of(&x->program, place, &x->first_hold, &x->end_hold);
     x->cell_prints = mem_calloc(x->end_hold - x->first_hold, sizeof(*x->cell_prints));
     x->known = mem_zalloc(x->worker->n_tensors);
     if (x->cell_prints == NULL || x->known == NULL)

@@ -15,17 +15,12 @@ struct piece {
     uint32_t item;
     uint64_t begin, end; /* elements of the item */
     uint64_t at;         /* byte of the message */
+    uint32_t size;       /* bytes of an element */
 };
 
 static const struct program *program_of(const struct lane *l)
 {
     return &l->attempt->program;
-}
-
-static uint32_t element_bytes(const struct lane *l, uint32_t item)
-{
-    const struct program *p = program_of(l);
-    return dtype_bytes(p->cells[p->items[item].cell].wire);
 }
 
 /* Nothing of it is in the stream's messages. */
@@ -41,25 +36,26 @@ static bool piece_next(const struct lane *l, const struct lane_span *s, struct p
         return false;
     uint64_t offset = x->at == 0 ? s->offset : 0;
     x->item = x->at == 0 ? s->item : x->item + 1;
-    uint64_t all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
+    const struct program *p = program_of(l);
+    uint64_t all = program_cell_bytes(p, program_item(p, x->item).cell);
     while (all == 0 || offset == all || left_out(l, x->item)) { /* empty cells are nothing, too */
         x->item++;
         offset = 0;
-        all = program_cell_bytes(program_of(l), program_of(l)->items[x->item].cell);
+        all = program_cell_bytes(p, program_item(p, x->item).cell);
     }
     uint64_t bytes = all - offset < s->bytes - x->at ? all - offset : s->bytes - x->at;
-    uint32_t size = element_bytes(l, x->item);
-    x->begin = offset / size;
-    x->end = (offset + bytes) / size;
+    x->size = dtype_bytes(program_item_cell(p, x->item).wire);
+    x->begin = offset / x->size;
+    x->end = (offset + bytes) / x->size;
     return true;
 }
 
-static void piece_done(const struct lane *l, struct piece *x)
+static void piece_done(struct piece *x)
 {
-    x->at += (x->end - x->begin) * element_bytes(l, x->item);
+    x->at += (x->end - x->begin) * x->size;
 }
 
-#define piece_foreach(l, s, x) for (struct piece x = {0}; piece_next(l, s, &x); piece_done(l, &x))
+#define piece_foreach(l, s, x) for (struct piece x = {0}; piece_next(l, s, &x); piece_done(&x))
 
 /* --- building --------------------------------------------------------------------------------- */
 
@@ -67,17 +63,17 @@ static void piece_done(const struct lane *l, struct piece *x)
 static bool run_at(const struct lane *l, uint32_t place, const struct piece *x, uint8_t **ret)
 {
     const struct attempt *a = l->attempt;
-    const struct program_cell *c = &a->program.cells[a->program.items[x->item].cell];
-    const struct box *box = &a->program.boxes[c->box];
-    uint32_t size = dtype_bytes(c->wire);
+    struct program_cell c = program_item_cell(&a->program, x->item);
+    const struct box *box = &a->program.boxes[c.box];
+    uint32_t size = dtype_bytes(c.wire);
     struct box boxes[2 * BOX_MAX_DIMS];
     uint8_t *address, *next = NULL;
-    if (place_dtype(&a->places[place], c->tensor, c->wire) != c->wire ||
-        place_makes(&a->places[place], c->tensor) != NULL)
+    if (place_dtype(&a->places[place], c.tensor, c.wire) != c.wire ||
+        place_makes(&a->places[place], c.tensor) != NULL)
         return false;
     unsigned n = box_range(box, x->begin, x->end, boxes);
     for (unsigned i = 0; i < n; i++) {
-        if (!place_contiguous(&a->places[place], c->tensor, &boxes[i], size, &address) ||
+        if (!place_contiguous(&a->places[place], c.tensor, &boxes[i], size, &address) ||
             (next != NULL && address != next))
             return false;
         if (next == NULL)
@@ -91,7 +87,7 @@ static bool run_at(const struct lane *l, uint32_t place, const struct piece *x, 
 static uint32_t direct_place(const struct lane *l, bool send, const struct piece *x, uint8_t **ret)
 {
     const struct attempt *a = l->attempt;
-    uint32_t targets[LANE_MAX_TARGETS] = {a->program.items[x->item].from};
+    uint32_t targets[LANE_MAX_TARGETS] = {program_item(&a->program, x->item).from};
     uint32_t n = send ? 1 : attempt_targets(a, x->item, targets, LANE_MAX_TARGETS);
     for (uint32_t i = 0; i < n; i++)
         if (run_at(l, targets[i], x, ret))
@@ -119,8 +115,7 @@ static void choose_direct(const struct lane *l, struct lane_group *g, struct lan
         uint32_t place = n < most ? direct_place(l, m->send, &x, &data) : PROGRAM_NONE;
         if (place == PROGRAM_NONE)
             return;
-        g->pieces[g->n_pieces + n] =
-            (struct transport_piece){data, (x.end - x.begin) * element_bytes(l, x.item)};
+        g->pieces[g->n_pieces + n] = (struct transport_piece){data, (x.end - x.begin) * x.size};
         g->piece_place[g->n_pieces + n++] = place;
     }
     m->staged = false;
@@ -136,7 +131,7 @@ static void take_span(struct lane *l, const struct program_message *m, uint64_t 
     piece_foreach(l, ret, x)
     {
         c->item = x.item;
-        c->offset = x.end * element_bytes(l, x.item);
+        c->offset = x.end * x.size;
     }
 }
 
@@ -161,21 +156,21 @@ static bool writes_scratch(const struct lane *l, uint32_t item)
     return false;
 }
 
-static uint64_t scratch_end(const struct lane *l, const struct program_cell *c)
+static uint64_t scratch_end(const struct lane *l, struct program_cell c)
 {
-    const struct program_tensor *t = &program_of(l)->tensors[c->tensor];
+    const struct program_tensor *t = &program_of(l)->tensors[c.tensor];
     struct box whole = box_whole(t->n_dims, t->shape);
-    return t->scratch_offset + box_elements(&whole) * dtype_bytes(c->wire);
+    return t->scratch_offset + box_elements(&whole) * dtype_bytes(c.wire);
 }
 
 /* Two tensors take turns in one part of the scratch. */
 static bool scratch_shared(const struct lane *l, uint32_t item, uint32_t other)
 {
     const struct program *p = program_of(l);
-    const struct program_cell *a = &p->cells[p->items[item].cell];
-    const struct program_cell *b = &p->cells[p->items[other].cell];
-    return a->tensor != b->tensor && p->tensors[a->tensor].scratch_offset < scratch_end(l, b) &&
-           p->tensors[b->tensor].scratch_offset < scratch_end(l, a);
+    struct program_cell a = program_item_cell(p, item);
+    struct program_cell b = program_item_cell(p, other);
+    return a.tensor != b.tensor && p->tensors[a.tensor].scratch_offset < scratch_end(l, b) &&
+           p->tensors[b.tensor].scratch_offset < scratch_end(l, a);
 }
 
 /* Whether a group under way may still unpack into, or out of, the scratch that the item goes to. */
@@ -211,7 +206,7 @@ static void depend(struct lane *l, struct lane_group *g, const struct lane_messa
 {
     piece_foreach(l, &m->span, x)
     {
-        uint32_t cell = program_of(l)->items[x.item].cell;
+        uint32_t cell = program_item(program_of(l), x.item).cell;
         if (!m->send)
             depend_scratch(l, g, x.item);
         else if (l->relay_from != NULL)
@@ -227,7 +222,7 @@ static void leave_marks(struct lane *l, const struct lane_group *g, const struct
         return;
     piece_foreach(l, &m->span, x)
     {
-        uint32_t cell = program_of(l)->items[x.item].cell;
+        uint32_t cell = program_item(program_of(l), x.item).cell;
         uint32_t place = m->staged ? PROGRAM_NONE : g->piece_place[piece++];
         if (l->relay_from[cell] == PROGRAM_NONE)
             continue;
@@ -316,14 +311,14 @@ static void free_group(struct lane *l, struct lane_group *g)
 
 static bool reads_source(const struct lane *l, uint32_t item)
 {
-    uint32_t from = program_of(l)->items[item].from;
+    uint32_t from = program_item(program_of(l), item).from;
     return from != PROGRAM_NONE && program_of(l)->places[from].side == PROGRAM_SOURCE;
 }
 
 static uint64_t *sent_print(const struct lane *l, uint32_t item)
 {
     struct attempt *a = l->attempt;
-    return reads_source(l, item) && attempt_checks(a, a->program.items[item].cell)
+    return reads_source(l, item) && attempt_checks(a, program_item(&a->program, item).cell)
                ? &a->item_print[item]
                : NULL;
 }
@@ -332,29 +327,29 @@ static int pack_piece(struct lane *l, struct batch *b, const struct lane_message
                       const struct piece *x)
 {
     const struct attempt *a = l->attempt;
-    const struct program_item *item = &a->program.items[x->item];
-    const struct program_cell *c = &a->program.cells[item->cell];
-    const struct place *from = &a->places[item->from];
+    struct program_item item = program_item(&a->program, x->item);
+    struct program_cell c = program_cell(&a->program, item.cell);
+    const struct place *from = &a->places[item.from];
     uint64_t *print = sent_print(l, x->item);
-    uint8_t dtype = place_dtype(from, c->tensor, c->wire);
+    uint8_t dtype = place_dtype(from, c.tensor, c.wire);
     struct box boxes[2 * BOX_MAX_DIMS];
     uint8_t *at = m->data + x->at;
     int r = 0;
-    unsigned n = box_range(&a->program.boxes[c->box], x->begin, x->end, boxes);
+    unsigned n = box_range(&a->program.boxes[c.box], x->begin, x->end, boxes);
     for (unsigned i = 0; i < n && r == 0; i++) {
         const struct move_end to = {.compact = at};
         if (m->staged)
-            r = batch_move(b, &(struct move){.tensor = c->tensor,
+            r = batch_move(b, &(struct move){.tensor = c.tensor,
                                              .box = boxes[i],
                                              .from = {.place = from},
                                              .to = &to,
                                              .n_to = 1,
                                              .from_dtype = dtype,
-                                             .to_dtype = c->wire,
+                                             .to_dtype = c.wire,
                                              .fingerprint = print});
         else if (print != NULL)
-            r = batch_print(b, from, c->tensor, &boxes[i], c->wire, print);
-        at += box_elements(&boxes[i]) * dtype_bytes(c->wire);
+            r = batch_print(b, from, c.tensor, &boxes[i], c.wire, print);
+        at += box_elements(&boxes[i]) * dtype_bytes(c.wire);
     }
     return r;
 }
@@ -532,7 +527,7 @@ static int unpack_piece(struct lane *l, struct batch *b, uint8_t *at, uint32_t l
                         const struct piece *x, bool *any)
 {
     struct attempt *a = l->attempt;
-    const struct program_cell *c = &a->program.cells[a->program.items[x->item].cell];
+    struct program_cell c = program_item_cell(&a->program, x->item);
     uint32_t targets[LANE_MAX_TARGETS], n_to = 0;
     uint32_t n = attempt_targets(a, x->item, targets, LANE_MAX_TARGETS);
     struct move_end to[LANE_MAX_TARGETS];
@@ -541,17 +536,17 @@ static int unpack_piece(struct lane *l, struct batch *b, uint8_t *at, uint32_t l
     for (uint32_t i = 0; i < n; i++)
         if (targets[i] != landed)
             to[n_to++] = (struct move_end){.place = &a->places[targets[i]]};
-    unsigned n_boxes = n_to > 0 ? box_range(&a->program.boxes[c->box], x->begin, x->end, boxes) : 0;
+    unsigned n_boxes = n_to > 0 ? box_range(&a->program.boxes[c.box], x->begin, x->end, boxes) : 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++) {
-        r = batch_move(b, &(struct move){.tensor = c->tensor,
+        r = batch_move(b, &(struct move){.tensor = c.tensor,
                                          .box = boxes[i],
                                          .from = {.compact = at},
                                          .to = to,
                                          .n_to = n_to,
-                                         .from_dtype = c->wire,
-                                         .to_dtype = c->wire,
+                                         .from_dtype = c.wire,
+                                         .to_dtype = c.wire,
                                          .streaming = true});
-        at += box_elements(&boxes[i]) * dtype_bytes(c->wire);
+        at += box_elements(&boxes[i]) * dtype_bytes(c.wire);
     }
     *any = *any || n_to > 0;
     return r;
@@ -569,7 +564,7 @@ static void finish_messages(struct lane *l, struct lane_group *g, bool sends)
         {
             uint32_t targets[LANE_MAX_TARGETS];
             uint32_t n = sends ? 0 : attempt_targets(l->attempt, x.item, targets, LANE_MAX_TARGETS);
-            count_fan_out(l, targets, n, (x.end - x.begin) * element_bytes(l, x.item));
+            count_fan_out(l, targets, n, (x.end - x.begin) * x.size);
             attempt_item_done(l->attempt, x.item, x.end - x.begin);
         }
     }
@@ -703,8 +698,8 @@ bool lane_done(const struct lane *l)
 
 static bool relays(const struct lane *l, uint32_t item)
 {
-    const struct program_item *x = &program_of(l)->items[item];
-    return x->from != PROGRAM_NONE && program_of(l)->places[x->from].side != PROGRAM_SOURCE;
+    struct program_item x = program_item(program_of(l), item);
+    return x.from != PROGRAM_NONE && program_of(l)->places[x.from].side != PROGRAM_SOURCE;
 }
 
 /* Notes from where this device relays each cell; allocates only where it relays any. */
@@ -726,7 +721,7 @@ static int note_relays(struct lane *l)
                     return RS_ENOMEM;
                 memset(l->relay_from, 0xFF, p->n_cells * sizeof(*l->relay_from));
             }
-            l->relay_from[p->items[i].cell] = p->items[i].from;
+            l->relay_from[program_item(p, i).cell] = program_item(p, i).from;
         }
     }
     return 0;

@@ -59,7 +59,7 @@ static bool on_gpu(const struct attempt *a, const struct place *place)
 /* What the device itself writes of an item. */
 static int check_item(const struct attempt *a, uint32_t device, uint32_t item, struct err *e)
 {
-    const uint32_t *list = &a->program.lists[a->program.items[item].places];
+    const uint32_t *list = &a->program.lists[program_item(&a->program, item).places];
     for (uint32_t i = 1; i <= list[0]; i++) {
         const struct place *to = &a->places[list[i]];
         if ((a->plane->reached[device] >> to->device & 1) == 0 && on_gpu(a, to))

@@ -38,17 +38,17 @@ static int print_cast(struct batch *b, struct plane_way *way, const struct place
 static int prints_made(struct batch *b, const struct program *p, const struct place *place,
                        uint32_t cell, uint64_t *at, uint64_t *budget, uint64_t *sum)
 {
-    const struct program_cell *c = &p->cells[cell];
+    struct program_cell c = program_cell(p, cell);
     struct box boxes[2 * BOX_MAX_DIMS];
     uint64_t used, end = scaled_part(p, cell, *at, *budget, &used);
-    unsigned n = box_range(&p->boxes[c->box], *at, end, boxes);
+    unsigned n = box_range(&p->boxes[c.box], *at, end, boxes);
     int r = 0;
     for (unsigned i = 0; i < n && r == 0; i++)
-        r = batch_move(b, &(struct move){.tensor = c->tensor,
+        r = batch_move(b, &(struct move){.tensor = c.tensor,
                                          .box = boxes[i],
                                          .from = {.place = place},
-                                         .from_dtype = place_dtype(place, c->tensor, c->wire),
-                                         .to_dtype = c->wire,
+                                         .from_dtype = place_dtype(place, c.tensor, c.wire),
+                                         .to_dtype = c.wire,
                                          .fingerprint = sum});
     *budget -= used < *budget ? used : *budget;
     *at = end;
@@ -59,12 +59,12 @@ int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
                 const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
                 uint64_t *sum)
 {
-    const struct program_cell *c = &p->cells[cell];
-    const struct box *box = &p->boxes[c->box];
-    uint8_t dtype = place_dtype(place, c->tensor, c->wire);
-    bool cast = dtype != c->wire;
+    struct program_cell c = program_cell(p, cell);
+    const struct box *box = &p->boxes[c.box];
+    uint8_t dtype = place_dtype(place, c.tensor, c.wire);
+    bool cast = dtype != c.wire;
     uint64_t n = program_cell_elements(p, cell), bytes = dtype_bytes(dtype);
-    if (place_makes(place, c->tensor) != NULL)
+    if (place_makes(place, c.tensor) != NULL)
         return prints_made(b, p, place, cell, at, budget, sum);
     uint64_t most = cast && *budget > BOUNCE_BYTES ? BOUNCE_BYTES : *budget;
     uint64_t end = *at + (most / bytes > 0 ? most / bytes : 1);
@@ -73,41 +73,12 @@ int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
     end = end < n ? end : n;
     unsigned n_boxes = end > *at ? box_range(box, *at, end, boxes) : 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++)
-        r = cast ? print_cast(b, way, place, c->tensor, &boxes[i], dtype, c->wire, sum)
-                 : batch_print(b, place, c->tensor, &boxes[i], dtype, sum);
+        r = cast ? print_cast(b, way, place, c.tensor, &boxes[i], dtype, c.wire, sum)
+                 : batch_print(b, place, c.tensor, &boxes[i], dtype, sum);
     uint64_t used = (end - *at) * bytes;
     *budget -= used < *budget ? used : *budget;
     *at = end;
     return r;
-}
-
-static uint32_t lower_bound(const struct program *p, uint32_t place, uint32_t cell)
-{
-    uint32_t low = 0, high = p->n_holds;
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        const struct program_hold *h = &p->holds[mid];
-        if (h->place < place || (h->place == place && h->cell < cell))
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-void prints_hold_range(const struct program *p, uint32_t place, uint32_t *ret_first,
-                       uint32_t *ret_end)
-{
-    *ret_first = lower_bound(p, place, 0);
-    *ret_end = lower_bound(p, place + 1, 0);
-}
-
-uint32_t prints_hold(const struct program *p, uint32_t place, uint32_t cell)
-{
-    uint32_t i = lower_bound(p, place, cell);
-    if (i < p->n_holds && p->holds[i].place == place && p->holds[i].cell == cell)
-        return i;
-    return PROGRAM_NONE;
 }
 
 uint32_t *prints_source_index(const struct program *p)
@@ -123,21 +94,21 @@ int prints_check_holds(const struct program *p, const struct place *place, uint3
 {
     bool source = p->places[number].side == PROGRAM_SOURCE;
     uint32_t first, end;
-    prints_hold_range(p, number, &first, &end);
+    program_holds_of(p, number, &first, &end);
     for (uint32_t i = first; i < end; i++) {
-        const struct program_cell *c = &p->cells[p->holds[i].cell];
-        uint8_t wanted = source ? p->tensors[c->tensor].source_dtype : c->wire;
-        uint8_t dtype = place_dtype(place, c->tensor, c->wire);
+        struct program_cell c = program_hold_cell(p, i);
+        uint8_t wanted = source ? p->tensors[c.tensor].source_dtype : c.wire;
+        uint8_t dtype = place_dtype(place, c.tensor, c.wire);
         int r = dtype == wanted
                     ? 0
                     : err_set(e, RS_EPRECOND, "dtype %u is bound, the plan says %u", dtype, wanted);
-        struct box box = p->boxes[c->box];
+        struct box box = p->boxes[c.box];
         if (source)
-            box = program_source_box(&p->tensors[c->tensor], &box);
+            box = program_source_box(&p->tensors[c.tensor], &box);
         if (r == 0)
-            r = place_covers(place, c->tensor, &box, dtype_bytes(dtype), !source, e);
+            r = place_covers(place, c.tensor, &box, dtype_bytes(dtype), !source, e);
         if (r < 0)
-            return err_prefix(e, r, "tensor %u, place %u", p->tensors[c->tensor].index, number);
+            return err_prefix(e, r, "tensor %u, place %u", p->tensors[c.tensor].index, number);
     }
     return 0;
 }

@@ -9,11 +9,6 @@
 int prints_cell(struct batch *b, struct plane_way *way, const struct program *p,
                 const struct place *place, uint32_t cell, uint64_t *at, uint64_t *budget,
                 uint64_t *sum);
-/* The holds of `place`: [*ret_first, *ret_end). */
-void prints_hold_range(const struct program *p, uint32_t place, uint32_t *ret_first,
-                       uint32_t *ret_end);
-/* The hold of (place, cell); PROGRAM_NONE. */
-uint32_t prints_hold(const struct program *p, uint32_t place, uint32_t cell);
 /* Program tensor → index in the source layout; NULL when memory is out. */
 uint32_t *prints_source_index(const struct program *p);
 /* Every cell that place number `number` holds is bound at `place`, in the right dtype, and writable

@@ -36,30 +36,10 @@ static void proof_free(struct proof *x)
     queue_remove(&x->link);
     mem_free(x->source_index);
     mem_free(x->tensors);
-    mem_free(x->runs);
     mem_free(x->covered);
     if (x->data != NULL)
         wire_unmap(x->data, x->data_bytes);
     mem_free(x);
-}
-
-static bool begins_run(const struct program *p, uint32_t hold)
-{
-    const struct program_hold *h = &p->holds[hold];
-    return hold == 0 || h->place != h[-1].place || h->cell != h[-1].cell + 1;
-}
-
-static int find_runs(struct proof *x)
-{
-    const struct program *p = &x->program;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < p->n_holds; i++)
-        n += begins_run(p, i) ? 1 : 0;
-    x->runs = mem_calloc(n, sizeof(*x->runs));
-    for (uint32_t i = 0; x->runs != NULL && i < p->n_holds; i++)
-        if (begins_run(p, i))
-            x->runs[x->n_runs++] = i;
-    return x->runs == NULL ? RS_ENOMEM : 0;
 }
 
 static int open_program(struct proof *x, int fd, struct err *e)
@@ -71,7 +51,7 @@ static int open_program(struct proof *x, int fd, struct err *e)
         return err_prefix(e, r, "program");
     x->source_index = prints_source_index(&x->program);
     x->covered = mem_calloc(x->program.n_places, sizeof(*x->covered));
-    if (x->source_index == NULL || x->covered == NULL || find_runs(x) < 0)
+    if (x->source_index == NULL || x->covered == NULL)
         return err_set(e, RS_ENOMEM, "out of memory");
     return 0;
 }
@@ -194,29 +174,6 @@ int proof_get(struct plane *p, int program_fd, int tensors_fd, uint32_t n_layout
 
 /* --- holds -------------------------------------------------------------------------------------- */
 
-static bool comes_after(const struct program_hold *h, uint32_t place, uint32_t cell)
-{
-    return h->place > place || (h->place == place && h->cell > cell);
-}
-
-uint32_t proof_hold(const struct proof *x, uint32_t place, uint32_t cell)
-{
-    const struct program_hold *holds = x->program.holds;
-    uint32_t low = 0, high = x->n_runs; /* the first run that begins after it */
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        if (comes_after(&holds[x->runs[mid]], place, cell))
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    if (low == 0)
-        return PROGRAM_NONE;
-    uint32_t first = x->runs[low - 1], end = low < x->n_runs ? x->runs[low] : x->program.n_holds;
-    uint32_t at = cell - holds[first].cell;
-    return holds[first].place == place && at < end - first ? first + at : PROGRAM_NONE;
-}
-
 int proof_place(struct proof *x, const struct place *place, uint32_t number, struct err *e)
 {
     uint64_t bound = place->worker->bound[place->memory];
@@ -232,57 +189,84 @@ int proof_place(struct proof *x, const struct place *place, uint32_t number, str
 
 static int check_scratch(const struct program *p, uint32_t cell, struct err *e)
 {
-    const struct program_cell *c = &p->cells[cell];
-    const struct program_tensor *t = &p->tensors[c->tensor];
+    struct program_cell c = program_cell(p, cell);
+    const struct program_tensor *t = &p->tensors[c.tensor];
     struct box whole = box_whole(t->n_dims, t->shape);
-    uint64_t bytes = box_elements(&whole) * dtype_bytes(c->wire);
+    uint64_t bytes = box_elements(&whole) * dtype_bytes(c.wire);
     if (t->scratch_offset > p->scratch_bytes || bytes > p->scratch_bytes - t->scratch_offset)
         return err_set(e, RS_EPROTO, "tensor %u leaves the scratch", t->index);
     return 0;
 }
 
-/* What an item reads or writes is scratch, or a hold: those are checked by their places. */
-static int check_end(const struct proof *x, uint32_t place, uint32_t cell, struct err *e)
+/* The place holds all of cells [cell, cell + n): holds ascend by cell. */
+static bool holds_all(const struct program *p, uint32_t place, uint32_t cell, uint32_t n)
 {
+    uint32_t first = program_hold_at(p, place, cell);
+    return first != PROGRAM_NONE && program_hold_at(p, place, cell + n - 1) == first + n - 1;
+}
+
+/* What items read or write is scratch, or holds: those are checked by their places. */
+static int check_end(const struct proof *x, uint32_t place, uint32_t cell, uint32_t n,
+                     struct err *e)
+{
+    int r = 0;
     if (place >= x->program.n_places)
         return err_set(e, RS_EPROTO, "item of place %u", place);
-    if (x->program.places[place].side == PROGRAM_SCRATCH)
-        return check_scratch(&x->program, cell, e);
-    if (proof_hold(x, place, cell) == PROGRAM_NONE)
+    if (x->program.places[place].side == PROGRAM_SCRATCH) {
+        for (uint32_t i = 0; i < n && r == 0; i++)
+            r = check_scratch(&x->program, cell + i, e);
+        return r;
+    }
+    if (!holds_all(&x->program, place, cell, n))
         return err_set(e, RS_EPROTO, "item of a cell that place %u does not hold", place);
     return 0;
 }
 
-static int check_item(const struct proof *x, const struct program_item *item, uint64_t *covered,
-                      struct err *e)
+/* n items of one run. */
+static int check_items(const struct proof *x, struct program_item item, uint32_t n,
+                       uint64_t *covered, struct err *e)
 {
     const struct program_place *places = x->program.places;
-    int r = item->from == PROGRAM_NONE ? 0 : check_end(x, item->from, item->cell, e);
-    if (r < 0 || item->places == PROGRAM_NONE)
+    int r = item.from == PROGRAM_NONE ? 0 : check_end(x, item.from, item.cell, n, e);
+    if (r < 0 || item.places == PROGRAM_NONE)
         return r;
-    const uint32_t *list = &x->program.lists[item->places];
+    const uint32_t *list = &x->program.lists[item.places];
     for (uint32_t i = 1; i <= list[0] && r == 0; i++) {
-        r = check_end(x, list[i], item->cell, e);
+        r = check_end(x, list[i], item.cell, n, e);
         if (r == 0 && places[list[i]].side == PROGRAM_SOURCE)
             r = err_set(e, RS_EPROTO, "item that writes to source place %u", list[i]);
         if (r == 0 && places[list[i]].side == PROGRAM_DESTINATION)
-            ++*covered;
+            *covered += n;
     }
     if (r == 0 && list[0] > 256)
         r = err_set(e, RS_EEXHAUSTED, "item with %u places: 256 are the most", list[0]);
     return r;
 }
 
+/* Says which of n items is wrong. */
+static int name_item(const struct proof *x, uint32_t first, uint32_t n, struct err *e)
+{
+    uint64_t covered = 0;
+    for (uint32_t i = first; i < first + n; i++) {
+        int r = check_items(x, program_item(&x->program, i), 1, &covered, e);
+        if (r < 0)
+            return err_prefix(e, r, "item %u", i);
+    }
+    rs_assert(false);
+}
+
 static void count_destinations(struct proof *x)
 {
     const struct program *p = &x->program;
     x->n_destinations = x->destination_bytes = 0;
-    for (uint32_t i = 0; i < p->n_holds; i++) {
-        uint64_t bytes = program_cell_bytes(p, p->holds[i].cell);
-        if (p->places[p->holds[i].place].side != PROGRAM_DESTINATION || bytes == 0)
+    for (uint32_t i = 0, n; i < p->n_holds; i += n) {
+        struct program_hold h = program_hold(p, i);
+        uint64_t bytes = program_cell_bytes(p, h.cell);
+        n = program_like_holds(p, i, p->n_holds - i);
+        if (p->places[h.place].side != PROGRAM_DESTINATION || bytes == 0)
             continue;
-        x->n_destinations++;
-        x->destination_bytes += bytes;
+        x->n_destinations += n;
+        x->destination_bytes += n * bytes;
     }
 }
 
@@ -293,14 +277,14 @@ int proof_items(struct proof *x, struct err *e)
     if (x->items_proved)
         return 0;
     x->n_reads = 0;
-    for (uint32_t i = 0; i < p->n_items; i++) {
-        const struct program_item *item = &p->items[i];
-        uint64_t n = program_cell_elements(p, item->cell);
-        int r = check_item(x, item, n > 0 ? &covered : &(uint64_t){0}, e);
-        if (r < 0)
-            return err_prefix(e, r, "item %u", i);
-        if (n > 0 && item->from != PROGRAM_NONE && p->places[item->from].side == PROGRAM_SOURCE)
-            x->n_reads++;
+    for (uint32_t i = 0, n; i < p->n_items; i += n) {
+        struct program_item item = program_item(p, i);
+        bool empty = program_cell_elements(p, item.cell) == 0;
+        n = program_like_items(p, i, p->n_items - i);
+        if (check_items(x, item, n, empty ? &(uint64_t){0} : &covered, e) < 0)
+            return name_item(x, i, n, e);
+        if (!empty && item.from != PROGRAM_NONE && p->places[item.from].side == PROGRAM_SOURCE)
+            x->n_reads += n;
     }
     count_destinations(x);
     if (covered != x->n_destinations)

@@ -28,8 +28,6 @@ struct proof {
     uint32_t *
         tensors; /* [n_layouts][n_tensors]: → tensor of destination layout l; NULL: not needed so far */
     uint32_t n_layouts;
-    uint32_t *runs; /* [n_runs]: the first of holds of one place with consecutive cells */
-    uint32_t n_runs;
     uint64_t
         *covered; /* per place: the binding that all that it holds lies in; 0: not known of any */
     bool items_proved;
@@ -51,7 +49,5 @@ void proofs_forget(struct plane *p);
 int proof_place(struct proof *x, const struct place *place, uint32_t number, struct err *e);
 /* Each item reads and writes scratch or what its places hold, and together they bring every destination hold. */
 int proof_items(struct proof *x, struct err *e);
-/* As prints_hold, and faster: holds come in few runs. */
-uint32_t proof_hold(const struct proof *x, uint32_t place, uint32_t cell);
 
 #endif

@@ -70,34 +70,34 @@ static bool on_host(const struct sampler *s)
 
 /* --- which -------------------------------------------------------------------------------------- */
 
-static const struct program_cell *cell_of(const struct attempt *a, uint32_t hold)
+static struct program_cell cell_of(const struct attempt *a, uint32_t hold)
 {
-    return &a->program.cells[a->program.holds[hold].cell];
+    return program_hold_cell(&a->program, hold);
 }
 
 static uint8_t dtype_at(const struct attempt *a, uint32_t hold)
 {
-    const struct program_cell *c = cell_of(a, hold);
-    return place_dtype(&a->places[a->program.holds[hold].place], c->tensor, c->wire);
+    struct program_cell c = cell_of(a, hold);
+    return place_dtype(&a->places[program_hold(&a->program, hold).place], c.tensor, c.wire);
 }
 
 /* NULL: it lies there. */
 static const struct program_tensor *made_of(const struct attempt *a, uint32_t hold)
 {
-    const struct place *place = &a->places[a->program.holds[hold].place];
-    return place->made == 0 ? NULL : place_makes(place, cell_of(a, hold)->tensor);
+    const struct place *place = &a->places[program_hold(&a->program, hold).place];
+    return place->made == 0 ? NULL : place_makes(place, cell_of(a, hold).tensor);
 }
 
 static enum sample_kind kind_of(const struct attempt *a, uint32_t hold)
 {
     if (made_of(a, hold) != NULL)
         return SAMPLE_MADE;
-    return dtype_at(a, hold) != cell_of(a, hold)->wire ? SAMPLE_CAST : SAMPLE_PLAIN;
+    return dtype_at(a, hold) != cell_of(a, hold).wire ? SAMPLE_CAST : SAMPLE_PLAIN;
 }
 
 static bool is_candidate(const struct attempt *a, uint32_t hold, enum sample_kind kind)
 {
-    uint32_t cell = a->program.holds[hold].cell;
+    uint32_t cell = program_hold(&a->program, hold).cell;
     return kind_of(a, hold) == kind && attempt_checks(a, cell) &&
            program_cell_elements(&a->program, cell) > 0;
 }
@@ -109,7 +109,7 @@ static void draw(struct sampler *s, enum sample_kind kind, uint32_t most, uint64
     uint64_t n = 0;
     if (kind == SAMPLE_MADE && s->attempt->places[s->place].made == 0)
         return;
-    prints_hold_range(&s->attempt->program, s->place, &first, &end);
+    program_holds_of(&s->attempt->program, s->place, &first, &end);
     for (uint32_t i = first; i < end && most > 0; i++) {
         if (!is_candidate(s->attempt, i, kind))
             continue;
@@ -145,10 +145,10 @@ static int block_add(struct sampler *s, uint32_t sample, uint64_t *state)
     const struct attempt *a = s->attempt;
     struct sample *x = &s->samples[sample];
     const struct program_tensor *t = made_of(a, x->hold);
-    uint64_t n = program_cell_elements(&a->program, a->program.holds[x->hold].cell);
+    uint64_t n = program_cell_elements(&a->program, program_hold(&a->program, x->hold).cell);
     uint64_t at = random_next(state) % n;
     struct box one[2 * BOX_MAX_DIMS];
-    (void)box_range(&a->program.boxes[cell_of(a, x->hold)->box], at, at + 1, one);
+    (void)box_range(&a->program.boxes[cell_of(a, x->hold).box], at, at + 1, one);
     struct box scale = t->value == PROGRAM_SCALES ? one[0] : scale_touched(t->block, &one[0]);
     struct box elements = scale_elements(t->block, t->origin, &scale);
     if (elements.size[1] > SCALED_ELEMENTS)
@@ -165,14 +165,14 @@ static int boxes_add(struct sampler *s, uint32_t sample, uint64_t *state)
 {
     const struct attempt *a = s->attempt;
     uint32_t hold = s->samples[sample].hold;
-    uint64_t n = program_cell_elements(&a->program, a->program.holds[hold].cell);
+    uint64_t n = program_cell_elements(&a->program, program_hold(&a->program, hold).cell);
     uint64_t most = SAMPLE_BYTES / dtype_bytes(dtype_at(a, hold));
     if (made_of(a, hold) != NULL)
         return block_add(s, sample, state);
     uint64_t at = n > most ? random_next(state) % (n - most + 1) : 0;
     struct box boxes[2 * BOX_MAX_DIMS];
     unsigned n_boxes =
-        box_range(&a->program.boxes[cell_of(a, hold)->box], at, at + (n > most ? most : n), boxes);
+        box_range(&a->program.boxes[cell_of(a, hold).box], at, at + (n > most ? most : n), boxes);
     int r = 0;
     for (unsigned i = 0; i < n_boxes && r == 0; i++)
         r = box_add(s, sample, &boxes[i]);
@@ -235,7 +235,7 @@ static int on_part(const struct box *part, const struct kernel_view *view, void 
 static struct move move_of(const struct sampler *s, const struct sample_box *x)
 {
     uint8_t dtype = dtype_at(s->attempt, hold_of(s, x));
-    return (struct move){.tensor = cell_of(s->attempt, hold_of(s, x))->tensor,
+    return (struct move){.tensor = cell_of(s->attempt, hold_of(s, x)).tensor,
                          .box = x->box,
                          .from_dtype = dtype,
                          .to_dtype = dtype};
@@ -284,7 +284,7 @@ static int fast_add(struct sampler *s, struct batch *b, const struct sample_box 
     }
     const struct move_end to = {.compact = s->copied + COPIED_BYTES + x->at};
     m.from.compact = s->copied + x->at;
-    m.to_dtype = cell_of(s->attempt, hold_of(s, x))->wire;
+    m.to_dtype = cell_of(s->attempt, hold_of(s, x)).wire;
     m.fingerprint = &s->samples[x->sample].fast;
     if (m.from_dtype == m.to_dtype)
         return batch_print_compact(b, &m);
@@ -304,7 +304,7 @@ static void compute_box(struct sampler *s, const struct sample_box *x)
         return;
     }
     struct kernel_copy c =
-        copy_of(&x->box, &view, dtype_at(s->attempt, hold), cell_of(s->attempt, hold)->wire);
+        copy_of(&x->box, &view, dtype_at(s->attempt, hold), cell_of(s->attempt, hold).wire);
     c.fingerprint = sum;
     kernel_copy_reference(&c);
 }
@@ -341,7 +341,7 @@ static int enqueue(struct sampler *s)
 static void made_text(const struct attempt *a, const struct sample *x, char *ret, size_t n_bytes)
 {
     const char *from = dtype_name((enum dtype)dtype_at(a, x->hold));
-    const char *wire = dtype_name((enum dtype)cell_of(a, x->hold)->wire);
+    const char *wire = dtype_name((enum dtype)cell_of(a, x->hold).wire);
     const struct program_tensor *t = made_of(a, x->hold);
     if (t != NULL && t->value == PROGRAM_SCALES)
         (void)snprintf(ret, n_bytes, "the scale of a block of %s", from);
@@ -358,7 +358,7 @@ static void differs(struct attempt *a, const struct sampler *s, const struct sam
     char text[512], made[96];
     struct err e;
     const struct device *d = s->way->device;
-    uint32_t cell = a->program.holds[x->hold].cell;
+    uint32_t cell = program_hold(&a->program, x->hold).cell;
     attempt_describe(a, cell, s->place, text, sizeof(text));
     made_text(a, x, made, sizeof(made));
     int r = err_set(&e, RS_EDATALOSS,
@@ -366,7 +366,8 @@ static void differs(struct attempt *a, const struct sampler *s, const struct sam
                     "fingerprint %016llx, the scalar one %016llx",
                     text, on_host(s) ? kernel_host_name() : device_kind(d), device_local(d), made,
                     (unsigned long long)x->fast, (unsigned long long)x->reference);
-    attempt_fail(a, r, &e, a->program.tensors[a->program.cells[cell].tensor].index, s->place);
+    attempt_fail(a, r, &e, a->program.tensors[program_cell(&a->program, cell).tensor].index,
+                 s->place);
 }
 
 static void computed(struct mailbox_item *item)

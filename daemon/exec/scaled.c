@@ -398,9 +398,9 @@ int scaled_move(struct batch *b, const struct move *m)
 uint64_t scaled_part(const struct program *p, uint32_t cell, uint64_t at, uint64_t budget,
                      uint64_t *ret_used)
 {
-    const struct program_cell *c = &p->cells[cell];
-    const struct program_tensor *t = &p->tensors[c->tensor];
-    const struct box *box = &p->boxes[c->box];
+    struct program_cell c = program_cell(p, cell);
+    const struct program_tensor *t = &p->tensors[c.tensor];
+    const struct box *box = &p->boxes[c.box];
     uint64_t n = box_elements(box), width = box->size[1], bytes = dtype_bytes(t->source_dtype);
     uint64_t block = least(t->block[0], t->origin[0]);
     if (t->value == PROGRAM_SCALES)

@@ -19,10 +19,10 @@ static uint64_t bits_bytes(uint32_t n_items)
 
 bool skips_item_held(const struct program *p, const uint8_t *held, uint32_t item)
 {
-    const struct program_item *x = &p->items[item];
-    const uint32_t *list = &p->lists[x->places];
+    struct program_item x = program_item(p, item);
+    const uint32_t *list = &p->lists[x.places];
     for (uint32_t i = 1; i <= list[0]; i++) {
-        uint32_t hold = prints_hold(p, list[i], x->cell);
+        uint32_t hold = program_hold_at(p, list[i], x.cell);
         if (hold == PROGRAM_NONE || held[hold] == 0)
             return false;
     }

@@ -10,7 +10,7 @@ enum { CHECK_CHUNK_BYTES = 2 << 20 };
 
 static bool is_source(const struct attempt *a, uint32_t hold)
 {
-    return a->program.places[a->program.holds[hold].place].side == PROGRAM_SOURCE;
+    return a->program.places[program_hold(&a->program, hold).place].side == PROGRAM_SOURCE;
 }
 
 /* --- the pump --------------------------------------------------------------------------------- */
@@ -19,10 +19,10 @@ static int part(struct checker *c, struct batch *b, uint64_t *budget)
 {
     struct attempt *a = c->attempt;
     uint32_t hold = c->queue[c->next];
-    const struct program_hold *h = &a->program.holds[hold];
-    int r = prints_cell(b, c->way, &a->program, &a->places[h->place], h->cell, &c->at, budget,
+    struct program_hold h = program_hold(&a->program, hold);
+    int r = prints_cell(b, c->way, &a->program, &a->places[h.place], h.cell, &c->at, budget,
                         &a->hold_prints[hold]);
-    if (c->at == program_cell_elements(&a->program, h->cell)) {
+    if (c->at == program_cell_elements(&a->program, h.cell)) {
         c->next++;
         c->at = 0;
     }
@@ -50,15 +50,15 @@ static void mismatch(struct attempt *a, uint32_t hold, uint32_t cell)
 {
     char text[512];
     struct err e;
-    uint32_t place = a->program.holds[hold].place;
+    uint32_t place = program_hold(&a->program, hold).place;
     attempt_describe(a, cell, place, text, sizeof(text));
     int r = err_set(&e, RS_EDATALOSS, "%s: what has landed differs from its source", text);
-    attempt_fail(a, r, &e, a->program.tensors[a->program.cells[cell].tensor].index, place);
+    attempt_fail(a, r, &e, a->program.tensors[program_cell(&a->program, cell).tensor].index, place);
 }
 
 static void hold_read(struct attempt *a, uint32_t hold)
 {
-    uint32_t cell = a->program.holds[hold].cell;
+    uint32_t cell = program_hold(&a->program, hold).cell;
     a->hold_state[hold] = HOLD_READ;
     if (is_source(a, hold))
         return;
@@ -110,7 +110,7 @@ int checkers_init(struct attempt *a, uint32_t device, uint32_t n_holds)
 struct checker *checker_add(struct attempt *a, uint32_t hold)
 {
     uint32_t n = a->plane->n_ways;
-    struct checker *c = &a->checkers[a->places[a->program.holds[hold].place].device * n],
+    struct checker *c = &a->checkers[a->places[program_hold(&a->program, hold).place].device * n],
                    *least = c;
     for (uint32_t w = 1; w < n; w++)
         if (c[w].n_queued - c[w].n_done < least->n_queued - least->n_done)
@@ -131,7 +131,7 @@ void checker_kick(struct checker *c)
 static bool published_cell(const struct attempt *a, uint32_t hold, uint32_t first,
                            uint64_t *ret_print)
 {
-    const struct worker *w = a->places[a->program.holds[hold].place].worker;
+    const struct worker *w = a->places[program_hold(&a->program, hold).place].worker;
     if (w->cell_prints == NULL || w->published_version != a->request.version ||
         hold - first >= w->n_cell_prints ||
         memcmp(w->cell_digest, a->program.digest, sizeof(w->cell_digest)) != 0)
@@ -144,10 +144,10 @@ void verify_sources(struct attempt *a)
 {
     uint32_t first = 0;
     for (uint32_t i = 0; i < a->program.n_holds; i++) {
-        const struct program_hold *h = &a->program.holds[i];
-        if (i == 0 || a->program.holds[i - 1].place != h->place)
+        struct program_hold h = program_hold(&a->program, i);
+        if (i == 0 || program_hold(&a->program, i - 1).place != h.place)
             first = i;
-        if (!is_source(a, i) || !attempt_checks(a, h->cell) ||
+        if (!is_source(a, i) || !attempt_checks(a, h.cell) ||
             published_cell(a, i, first, &a->hold_prints[i]))
             continue;
         (void)checker_add(a, i);
@@ -163,16 +163,16 @@ static int check_place(struct attempt *a, uint32_t place, uint64_t *sums, uint64
     const struct worker *w = a->places[place].worker;
     const struct binding *b = w->bindings[a->places[place].memory];
     uint32_t first, end;
-    prints_hold_range(&a->program, place, &first, &end);
+    program_holds_of(&a->program, place, &first, &end);
     memset(sums, 0, w->n_tensors * sizeof(*sums));
     memset(elements, 0, w->n_tensors * sizeof(*elements));
     for (uint32_t i = first; i < end; i++) {
-        const struct program_cell *c = &a->program.cells[a->program.holds[i].cell];
-        const struct program_tensor *t = &a->program.tensors[c->tensor];
-        if (!program_unchanged(t, c->wire))
+        struct program_cell c = program_hold_cell(&a->program, i);
+        const struct program_tensor *t = &a->program.tensors[c.tensor];
+        if (!program_unchanged(t, c.wire))
             continue;
         sums[t->index] += a->hold_prints[i];
-        elements[t->index] += program_cell_elements(&a->program, a->program.holds[i].cell);
+        elements[t->index] += program_cell_elements(&a->program, program_hold(&a->program, i).cell);
     }
     for (uint32_t t = 0; t < w->n_tensors; t++) {
         if (sums[t] != w->published[t] && binding_elements(b, t) == elements[t])
@@ -187,16 +187,16 @@ static int check_place(struct attempt *a, uint32_t place, uint64_t *sums, uint64
 /* Replicas of a cell on this node must agree. */
 static int know_cell(struct attempt *a, uint32_t hold, struct err *e)
 {
-    const struct program_hold *h = &a->program.holds[hold];
+    struct program_hold h = program_hold(&a->program, hold);
     char text[512];
-    if (a->cell_known[h->cell] == 0) {
-        a->cell_known[h->cell] = 1;
-        a->cell_prints[h->cell] = a->hold_prints[hold];
+    if (a->cell_known[h.cell] == 0) {
+        a->cell_known[h.cell] = 1;
+        a->cell_prints[h.cell] = a->hold_prints[hold];
         return 0;
     }
-    if (a->cell_prints[h->cell] == a->hold_prints[hold])
+    if (a->cell_prints[h.cell] == a->hold_prints[hold])
         return 0;
-    attempt_describe(a, h->cell, h->place, text, sizeof(text));
+    attempt_describe(a, h.cell, h.place, text, sizeof(text));
     return err_set(e, RS_EDATALOSS, "%s: differs from another replica of the source", text);
 }
 
@@ -205,7 +205,7 @@ int verify_published(struct attempt *a, struct err *e)
     uint32_t most = 0;
     int r = 0;
     for (uint32_t i = 0; i < a->program.n_holds && r == 0; i++)
-        if (is_source(a, i) && attempt_checks(a, a->program.holds[i].cell))
+        if (is_source(a, i) && attempt_checks(a, program_hold(&a->program, i).cell))
             r = know_cell(a, i, e);
     if (r < 0 || a->verify != WIRE_VERIFY_FULL)
         return r;
@@ -231,7 +231,7 @@ void verify_landed(struct attempt *a, uint32_t hold)
 {
     a->hold_state[hold] = HOLD_LANDED;
     a->n_landings_left--;
-    if (!attempt_checks(a, a->program.holds[hold].cell))
+    if (!attempt_checks(a, program_hold(&a->program, hold).cell))
         return;
     (void)checker_add(a, hold);
 }

@@ -41,7 +41,7 @@
 #include "base/process.h"
 #include "base/random.h"
 
-#define WIRE_PROTOCOL UINT32_C(5)
+#define WIRE_PROTOCOL UINT32_C(6)
 enum {
     WIRE_MAX_BYTES = 64 * 1024,
     WIRE_MAX_FDS = 252, /* the kernel's most is 253: one more can be told from all that are ours */

@@ -35,13 +35,13 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ h >> 29;
 }
 
-static int fault(struct node_check *c, const struct program_item *item, const char *what)
+static int fault(struct node_check *c, uint32_t cell, const char *what)
 {
     char text[256];
-    const struct program_cell *cell = &c->g->cells[item->cell];
+    struct program_cell x = program_cell(c->g, cell);
     return err_set(c->e, RS_EINTERNAL, "plan: node %u, tensor %u %s: %s", c->node,
-                   c->g->tensors[cell->tensor].index,
-                   box_text(&c->g->boxes[cell->box], text, sizeof text), what);
+                   c->g->tensors[x.tensor].index, box_text(&c->g->boxes[x.box], text, sizeof text),
+                   what);
 }
 
 /* --- one node --------------------------------------------------------------------------------- */
@@ -58,7 +58,7 @@ static int item_rounds(struct node_check *c)
         const struct program_stream *s = &g->streams[m->stream];
         while (item[m->stream] < s->n_items && item_begin[m->stream] < m->end) {
             uint32_t k = s->first_item + item[m->stream];
-            uint64_t end = item_begin[m->stream] + program_cell_bytes(g, g->items[k].cell);
+            uint64_t end = item_begin[m->stream] + program_cell_bytes(g, program_item(g, k).cell);
             if (m->begin <= item_begin[m->stream])
                 c->first_round[k] = m->round;
             c->begin[k] = item_begin[m->stream];
@@ -92,13 +92,13 @@ static int list_messages(struct node_check *c)
     return r == 0 ? 0 : err_set(c->e, r, "out of memory");
 }
 
-static int write_list(struct node_check *c, const struct program_item *item, uint32_t index)
+static int write_list(struct node_check *c, struct program_item item, uint32_t index)
 {
-    const uint32_t *list = c->g->lists + item->places;
+    const uint32_t *list = c->g->lists + item.places;
     if (vec_reserve(&c->v, c->v.n + list[0]) != 0)
         return err_set(c->e, RS_ENOMEM, "out of memory");
     for (uint32_t i = 1; i <= list[0]; i++)
-        c->v.at[c->v.n++] = (struct written){(uint64_t)list[i] << 32 | item->cell, index};
+        c->v.at[c->v.n++] = (struct written){(uint64_t)list[i] << 32 | item.cell, index};
     return 0;
 }
 
@@ -115,17 +115,16 @@ static int all_writes(struct node_check *c)
     for (uint32_t i = 0; i < g->n_streams && r == 0; i++)
         for (uint32_t k = 0; k < g->streams[i].n_items && r == 0 && !g->streams[i].send; k++) {
             uint32_t item = g->streams[i].first_item + k;
-            r = write_list(c, &g->items[item], item);
+            r = write_list(c, program_item(g, item), item);
         }
     for (uint32_t d = 0; d < g->n_devices && r == 0; d++)
         for (uint32_t k = 0; k < g->devices[d].n_copies && r == 0; k++)
-            r = write_list(c, &g->items[g->devices[d].first_copy + k], NONE32);
+            r = write_list(c, program_item(g, g->devices[d].first_copy + k), NONE32);
     if (c->v.n > 0)
         qsort(c->v.at, c->v.n, sizeof *c->v.at, written_compare);
     for (size_t i = 1; i < c->v.n && r == 0; i++)
         if (c->v.at[i].key == c->v.at[i - 1].key)
-            r = fault(c, &(struct program_item){.cell = (uint32_t)c->v.at[i].key},
-                      "written twice in one place");
+            r = fault(c, (uint32_t)c->v.at[i].key, "written twice in one place");
     return r;
 }
 
@@ -143,31 +142,17 @@ static int check_holds(struct node_check *c)
     const struct program *g = c->g;
     uint64_t takes = 0, writes = 0;
     for (uint32_t i = 0; i < g->n_holds; i++) {
-        if (g->places[g->holds[i].place].side != PROGRAM_DESTINATION)
+        if (g->places[program_hold(g, i).place].side != PROGRAM_DESTINATION)
             continue;
         takes++;
-        if (find_written(c, g->holds[i].place, g->holds[i].cell) == NULL)
-            return fault(c, &(struct program_item){.cell = g->holds[i].cell}, "never written");
+        if (find_written(c, program_hold(g, i).place, program_hold(g, i).cell) == NULL)
+            return fault(c, program_hold(g, i).cell, "never written");
     }
     for (size_t i = 0; i < c->v.n; i++)
         writes += g->places[c->v.at[i].key >> 32].side == PROGRAM_DESTINATION;
     return takes == writes
                ? 0
                : err_set(c->e, RS_EINTERNAL, "plan: node %u writes what no rank takes", c->node);
-}
-
-static bool holds_source(const struct program *g, uint32_t place, uint32_t cell)
-{
-    uint32_t low = 0, high = g->n_holds;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        const struct program_hold *h = &g->holds[middle];
-        if (h->place < place || (h->place == place && h->cell < cell))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < g->n_holds && g->holds[low].place == place && g->holds[low].cell == cell;
 }
 
 /* The first message of the item's stream that holds a byte beyond `at` of the item. */
@@ -190,7 +175,7 @@ static uint32_t message_at(const struct node_check *c, uint32_t item, uint64_t a
 static bool comes_after(const struct node_check *c, uint32_t in, uint32_t out)
 {
     const struct program *g = c->g;
-    uint64_t bytes = program_cell_bytes(g, g->items[out].cell);
+    uint64_t bytes = program_cell_bytes(g, program_item(g, out).cell);
     uint32_t i = message_at(c, in, 0);
     for (uint32_t k = message_at(c, out, 0);
          k < c->message_first[c->stream[out] + 1] &&
@@ -214,17 +199,17 @@ static int check_sends(struct node_check *c)
     for (uint32_t i = 0; i < g->n_streams; i++)
         for (uint32_t k = 0; k < g->streams[i].n_items && g->streams[i].send; k++) {
             uint32_t index = g->streams[i].first_item + k;
-            const struct program_item *item = &g->items[index];
-            if (g->places[item->from].side == PROGRAM_SOURCE) {
-                if (!holds_source(g, item->from, item->cell))
-                    return fault(c, item, "sent by a source that does not hold it");
+            struct program_item item = program_item(g, index);
+            if (g->places[item.from].side == PROGRAM_SOURCE) {
+                if (program_hold_at(g, item.from, item.cell) == PROGRAM_NONE)
+                    return fault(c, item.cell, "sent by a source that does not hold it");
                 continue;
             }
-            const struct written *w = find_written(c, item->from, item->cell);
+            const struct written *w = find_written(c, item.from, item.cell);
             if (w == NULL || w->item == NONE32)
-                return fault(c, item, "sent on, but never received");
+                return fault(c, item.cell, "sent on, but never received");
             if (!comes_after(c, w->item, index))
-                return fault(c, item, "sent on before it is there");
+                return fault(c, item.cell, "sent on before it is there");
         }
     return 0;
 }
@@ -235,10 +220,10 @@ static int check_copies(struct node_check *c)
     const struct program *g = c->g;
     for (uint32_t d = 0; d < g->n_devices; d++)
         for (uint32_t k = 0; k < g->devices[d].n_copies; k++) {
-            const struct program_item *item = &g->items[g->devices[d].first_copy + k];
-            if (g->places[item->from].side != PROGRAM_SOURCE ||
-                !holds_source(g, item->from, item->cell))
-                return fault(c, item, "copied from where it is not");
+            struct program_item item = program_item(g, g->devices[d].first_copy + k);
+            if (g->places[item.from].side != PROGRAM_SOURCE ||
+                program_hold_at(g, item.from, item.cell) == PROGRAM_NONE)
+                return fault(c, item.cell, "copied from where it is not");
         }
     return 0;
 }
@@ -271,11 +256,11 @@ static int stay_by_offset(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-static bool in_scratch(const struct program *g, const struct program_item *item, bool send)
+static bool in_scratch(const struct program *g, struct program_item item, bool send)
 {
     if (send)
-        return g->places[item->from].side == PROGRAM_SCRATCH;
-    const uint32_t *list = g->lists + item->places;
+        return g->places[item.from].side == PROGRAM_SCRATCH;
+    const uint32_t *list = g->lists + item.places;
     for (uint32_t i = 1; i <= list[0]; i++)
         if (g->places[list[i]].side == PROGRAM_SCRATCH)
             return true;
@@ -289,10 +274,10 @@ static uint32_t list_stays(const struct node_check *c, struct stay *v)
     for (uint32_t i = 0; i < g->n_streams; i++)
         for (uint32_t k = 0; k < g->streams[i].n_items; k++) {
             uint32_t index = g->streams[i].first_item + k;
-            const struct program_item *item = &g->items[index];
+            struct program_item item = program_item(g, index);
             if (!in_scratch(g, item, g->streams[i].send))
                 continue;
-            uint32_t tensor = g->cells[item->cell].tensor;
+            uint32_t tensor = program_cell(g, item.cell).tensor;
             v[n++] =
                 (struct stay){(uint64_t)g->streams[i].device << 32 | tensor, c->first_round[index],
                               c->last_round[index], g->tensors[tensor].scratch_offset};
@@ -338,7 +323,7 @@ static int add_ends(struct node_check *c, struct ends *ends)
         const struct program_stream *s = &g->streams[i];
         uint64_t h = mix(s->bytes, s->tier);
         for (uint32_t k = 0; k < s->n_items; k++)
-            h = mix(h, g->cells[g->items[s->first_item + k].cell].id);
+            h = mix(h, program_item_cell(g, s->first_item + k).id);
         ends->v.at[ends->v.n++] = (struct stream_end){.digest = h,
                                                       .order = s->order,
                                                       .device = g->devices[s->device].device,

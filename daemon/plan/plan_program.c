@@ -21,7 +21,6 @@ static int find_devices(struct encoder *x)
         return RS_ENOMEM;
     memset(x->run_cells, 0xFF, p->runs.n * sizeof *x->run_cells);
     memset(x->unit_tensor, 0xFF, p->units.n * sizeof *x->unit_tensor);
-    x->box_found = (struct box_found){.shape = NONE32};
     for (uint32_t d = 0; d < n; d++) {
         x->local[d] = NONE32;
         if (p->topology->devices[d].node != x->node)
@@ -61,22 +60,16 @@ static int write_out(const struct encoder *x, struct buf *out)
     h.scratch_bytes = x->p->scratch_bytes;
     h.ring_slots = x->p->options.ring_slots;
     h.n_plan_devices = x->p->topology->n_devices;
+    h.n_cells = x->n_cells;
+    h.n_items = x->n_items;
+    h.n_holds = x->n_holds;
 #define X(name, type, count) h.count = (uint32_t)x->v_##name.n;
     PROGRAM_ARRAYS(X)
 #undef X
     buf_put(out, &h, sizeof h);
-    put_array(out, begin, x->v_tensors.at, x->v_tensors.n * sizeof *x->v_tensors.at);
-    put_array(out, begin, x->v_boxes.at, x->v_boxes.n * sizeof *x->v_boxes.at);
-    put_array(out, begin, x->v_cells.at, x->v_cells.n * sizeof *x->v_cells.at);
-    put_array(out, begin, x->v_places.at, x->v_places.n * sizeof *x->v_places.at);
-    put_array(out, begin, x->v_lists.at, x->v_lists.n * sizeof *x->v_lists.at);
-    put_array(out, begin, x->v_items.at, x->v_items.n * sizeof *x->v_items.at);
-    put_array(out, begin, x->v_streams.at, x->v_streams.n * sizeof *x->v_streams.at);
-    pad(out, begin);
-    for (size_t i = 0; i < x->v_messages.n; i++)
-        buf_put(out, &x->v_messages.at[i].m, sizeof(struct program_message));
-    put_array(out, begin, x->v_devices.at, x->v_devices.n * sizeof *x->v_devices.at);
-    put_array(out, begin, x->v_holds.at, x->v_holds.n * sizeof *x->v_holds.at);
+#define X(name, type, count) put_array(out, begin, x->v_##name.at, x->v_##name.n * sizeof(type));
+    PROGRAM_ARRAYS(X)
+#undef X
     return buf_error(out);
 }
 
@@ -89,14 +82,19 @@ static void encoder_close(struct encoder *x)
     mem_free(x->unit_tensor);
     mem_free(x->v_tensors.at);
     mem_free(x->v_boxes.at);
-    mem_free(x->v_cells.at);
+    mem_free(x->v_cell_runs.at);
+    mem_free(x->v_cell_marks.at);
     mem_free(x->v_places.at);
     mem_free(x->v_lists.at);
-    mem_free(x->v_items.at);
+    mem_free(x->v_item_runs.at);
+    mem_free(x->v_item_marks.at);
     mem_free(x->v_streams.at);
     mem_free(x->v_messages.at);
-    mem_free(x->v_copies.at);
-    mem_free(x->v_holds.at);
+    mem_free(x->messages.at);
+    mem_free(x->copies.at);
+    mem_free(x->v_hold_runs.at);
+    mem_free(x->v_hold_marks.at);
+    mem_free(x->holds.at);
     mem_free(x->v_devices.at);
     mem_free(x->list.at);
     mem_free(x->hold_places.at);

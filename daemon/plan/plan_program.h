@@ -21,15 +21,26 @@ struct map {
     size_t size, n;
 };
 
-struct routed_copy {
-    uint32_t device;
-    struct program_item item;
+/* Items that a device copies: of a cell and those after it. */
+struct routed_copies {
+    uint32_t device, n;
+    struct program_item item; /* the first */
 };
 
 struct routed_message {
     struct program_message m;
     uint32_t device;
     uint32_t order;
+};
+
+struct marks {
+    uint32_t *at;
+    size_t n, capacity;
+};
+
+/* Holds of one place: of a cell and those after it. */
+struct hold_stretch {
+    uint32_t place, cell, n;
 };
 
 /* A cast leg that this node has an end of; sorted, those of one stream stand together. */
@@ -41,11 +52,6 @@ struct cast_record {
     uint32_t giver;
 };
 
-/* Members of a run mostly share a box. */
-struct box_found {
-    uint32_t shape, cell, piece, box;
-};
-
 struct encoder {
     const struct plan *p;
     uint32_t node;
@@ -54,19 +60,22 @@ struct encoder {
     uint32_t *
         run_cells; /* per run: the cell of its first member, those of the others follow; NONE32: none is here */
     uint32_t *unit_tensor; /* per unit: NONE32: none */
-    struct box_found box_found;
-    struct map cells; /* of casts */
+    struct map cells;      /* of casts */
     struct map boxes, places, lists;
     VEC(struct program_tensor) v_tensors;
     VEC(struct box) v_boxes;
-    VEC(struct program_cell) v_cells;
+    uint32_t n_cells, n_items, n_holds;
+    VEC(struct program_cell_run) v_cell_runs;
     VEC(struct program_place) v_places;
     VEC(uint32_t) v_lists;
-    VEC(struct program_item) v_items;
+    VEC(struct program_item_run) v_item_runs;
     VEC(struct program_stream) v_streams;
-    VEC(struct routed_message) v_messages;
-    VEC(struct routed_copy) v_copies;
-    VEC(struct program_hold) v_holds;
+    VEC(struct program_message) v_messages;
+    VEC(struct routed_message) messages;
+    VEC(struct routed_copies) copies;
+    VEC(struct hold_stretch) holds; /* ascending cells */
+    VEC(struct program_hold_run) v_hold_runs;
+    struct marks v_cell_marks, v_item_marks, v_hold_marks;
     VEC(struct program_device) v_devices;
     VEC(uint32_t) list;        /* under construction */
     VEC(uint32_t) hold_places; /* of a run's or cast's cells */
@@ -78,8 +87,17 @@ static inline bool end_here(const struct encoder *x, uint32_t end)
     return x->local[x->p->ends.at[end].device] != NONE32;
 }
 
+/* The node holds or takes its cells. */
+static inline bool run_here(const struct encoder *x, uint32_t run)
+{
+    const struct plan_group *g = &x->p->groups.at[x->p->runs.at[run].group];
+    return x->set_here[g->source] || x->set_here[g->takers];
+}
+
 /* --- plan_program_intern.c -------------------------------------------------------------------- */
 
+/* Gives the tensors of this node's runs their numbers, in the order of members: so those of a run follow one another. */
+int encoder_run_tensors(struct encoder *x);
 /* Each cell belongs to one run: they are made run by run, and a run's first says where the others are. */
 int encoder_run_cells(struct encoder *x, uint32_t run, uint32_t *ret_first);
 int encoder_cast_cell(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t *ret);
@@ -97,12 +115,14 @@ void encoder_intern_close(struct encoder *x);
 
 /* All places of the group hold cells [first, first + count). */
 int encoder_holds(struct encoder *x, const struct plan_group *g, uint32_t first, uint32_t count);
-/* Of the stream opened last. */
-int encoder_item(struct encoder *x, struct program_item item);
+/* n items of the stream opened last: of item's cell and those after it. */
+int encoder_items(struct encoder *x, struct program_item item, uint32_t n);
+/* The same as copies of a device (local number). */
+int encoder_copies(struct encoder *x, uint32_t device, struct program_item item, uint32_t n);
 int encoder_message(struct encoder *x, struct program_message m, uint32_t order);
 int encoder_stream(struct encoder *x, uint32_t from, uint32_t to, uint32_t order, bool send,
                    uint8_t tier);
-/* Copies behind the streams' items, by device; messages by device in their order; holds sorted. */
+/* Copies behind the streams' items, by device; messages by device in their order; holds sorted; marks. */
 int encoder_lay_out(struct encoder *x);
 
 /* --- plan_program_runs.c, plan_program_casts.c ------------------------------------------------ */

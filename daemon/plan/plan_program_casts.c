@@ -97,7 +97,7 @@ static int cast_item(struct encoder *x, const struct cast_record *k, const struc
         if (r == 0)
             r = encoder_list(x, &item.places);
     }
-    return r == 0 ? encoder_item(x, item) : r;
+    return r == 0 ? encoder_items(x, item, 1) : r;
 }
 
 static int encode_cast_leg(struct encoder *x, const struct cast_record *k, uint32_t stream)
@@ -135,7 +135,7 @@ static int cast_copies(struct encoder *x, const struct plan_cast *c)
     const struct plan_class *class = &p->classes.at[p->shapes.at[p->units.at[c->unit].shape].class];
     int r = 0;
     for (uint32_t cell = 0; cell < class->n_cells && r == 0; cell++) {
-        struct routed_copy copy = {.device = x->local[c->gather]};
+        struct program_item item;
         uint32_t end;
         if (cast_giver(p, c, cell, &end) != NONE32)
             continue;
@@ -143,15 +143,13 @@ static int cast_copies(struct encoder *x, const struct plan_cast *c)
         r = cast_takers(x, &p->sets.at[p->groups.at[class->first_group + cell].takers], c->gather);
         if (r != 0 || x->list.n == 0)
             continue;
-        r = encoder_end_place(x, end, PROGRAM_SOURCE, &copy.item.from);
+        r = encoder_end_place(x, end, PROGRAM_SOURCE, &item.from);
         if (r == 0)
-            r = encoder_list(x, &copy.item.places);
+            r = encoder_list(x, &item.places);
         if (r == 0)
-            r = encoder_cast_cell(x, c->unit, cell, &copy.item.cell);
+            r = encoder_cast_cell(x, c->unit, cell, &item.cell);
         if (r == 0)
-            r = vec_reserve(&x->v_copies, x->v_copies.n + 1);
-        if (r == 0)
-            x->v_copies.at[x->v_copies.n++] = copy;
+            r = encoder_copies(x, x->local[c->gather], item, 1);
     }
     return r;
 }
@@ -203,8 +201,7 @@ int encoder_casts(struct encoder *x)
         if (r == 0)
             r = encode_cast_leg(x, k, stream);
         if (r == 0)
-            x->v_streams.at[stream].n_items =
-                (uint32_t)x->v_items.n - x->v_streams.at[stream].first_item;
+            x->v_streams.at[stream].n_items = x->n_items - x->v_streams.at[stream].first_item;
     }
     return r;
 }

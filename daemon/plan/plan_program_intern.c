@@ -80,6 +80,7 @@ static int tensor_index(struct encoder *x, uint32_t unit, uint32_t *ret)
         t->scratch_offset = UINT64_MAX;
         if (p->classes.at[s->class].strategy == PLAN_GATHER_BROADCAST && u->cast != NONE32)
             t->scratch_offset = p->casts.at[u->cast].scratch_offset;
+        t->first_cell = u->first_cell;
         t->index = plan_tensor_origin(p, u->tensor);
         t->n_dims = s->n_dims;
         t->source_dtype = s->source_dtype;
@@ -102,14 +103,8 @@ static int tensor_index(struct encoder *x, uint32_t unit, uint32_t *ret)
 static int box_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t piece, uint32_t *ret)
 {
     const struct plan *p = x->p;
-    uint32_t shape = p->units.at[unit].shape;
-    const struct plan_shape *s = &p->shapes.at[shape];
+    const struct plan_shape *s = &p->shapes.at[p->units.at[unit].shape];
     uint32_t first = p->members.at[s->first_member];
-    struct box_found *found = &x->box_found;
-    if (found->shape == shape && found->cell == cell && found->piece == piece) {
-        *ret = found->box;
-        return 0;
-    }
     uint32_t *slot = map_at(&x->boxes, plan_cell_number(p, first, cell, piece));
     if (slot == NULL)
         return RS_ENOMEM;
@@ -124,35 +119,52 @@ static int box_index(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t p
         memcpy(out->offset, b.offset, sizeof out->offset);
         memcpy(out->size, b.size, sizeof out->size);
     }
-    *found = (struct box_found){shape, cell, piece, *slot};
     *ret = *slot;
     return 0;
 }
 
-static int cell_new(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t piece)
+/* Whether cells that begin with b go on where n cells that begin with a end; *ret_along: how they do. One cell alone goes
+ * either way. */
+static bool cells_join(const struct program_cell_run *a, uint32_t n,
+                       const struct program_cell_run *b, uint32_t n_b, bool *ret_along)
 {
-    struct program_cell c;
-    memset(&c, 0, sizeof c);
-    c.id = plan_cell_number(x->p, unit, cell, piece);
-    c.wire = x->p->shapes.at[x->p->units.at[unit].shape].wire;
-    if (x->v_cells.n == NONE32 - 1)
+    bool tensors = a->tensor + n == b->tensor && a->box == b->box && a->number == b->number;
+    bool boxes = a->tensor == b->tensor && a->box + n == b->box && a->number + n == b->number;
+    *ret_along = tensors;
+    return a->wire == b->wire && (tensors || boxes) && (n == 1 || a->along_tensors == tensors) &&
+           (n_b == 1 || b->along_tensors == tensors);
+}
+
+/* n cells of a unit and those behind it in plan.members: of one shape, and of tensors that follow one another. */
+static int cells_add(struct encoder *x, uint32_t unit, uint32_t n, uint32_t cell, uint32_t piece)
+{
+    const struct plan_unit *u = &x->p->units.at[unit];
+    struct program_cell_run run = {.first = x->n_cells, .along_tensors = n > 1}, *last;
+    if (n > PROGRAM_MOST - x->n_cells)
         return RS_EEXHAUSTED;
-    if (tensor_index(x, unit, &c.tensor) != 0 || box_index(x, unit, cell, piece, &c.box) != 0 ||
-        vec_reserve(&x->v_cells, x->v_cells.n + 1) != 0)
+    if (tensor_index(x, unit, &run.tensor) != 0 || box_index(x, unit, cell, piece, &run.box) != 0 ||
+        vec_reserve(&x->v_cell_runs, x->v_cell_runs.n + 1) != 0)
         return RS_ENOMEM;
-    x->v_cells.at[x->v_cells.n++] = c;
+    run.number = (uint32_t)(plan_cell_number(x->p, unit, cell, piece) - u->first_cell);
+    run.wire = x->p->shapes.at[u->shape].wire;
+    last = x->v_cell_runs.n > 0 ? &x->v_cell_runs.at[x->v_cell_runs.n - 1] : NULL;
+    bool along;
+    if (last != NULL && cells_join(last, x->n_cells - last->first, &run, n, &along))
+        last->along_tensors = along;
+    else
+        x->v_cell_runs.at[x->v_cell_runs.n++] = run;
+    x->n_cells += n;
     return 0;
 }
 
-/* A cell of a cast. */
 int encoder_cast_cell(struct encoder *x, uint32_t unit, uint32_t cell, uint32_t *ret)
 {
     uint32_t *slot = map_at(&x->cells, plan_cell_number(x->p, unit, cell, NONE32));
     if (slot == NULL)
         return RS_ENOMEM;
     if (*slot == NONE32) {
-        uint32_t next = (uint32_t)x->v_cells.n;
-        int r = cell_new(x, unit, cell, NONE32);
+        uint32_t next = x->n_cells;
+        int r = cells_add(x, unit, 1, cell, NONE32);
         if (r != 0)
             return r;
         *slot = next;
@@ -165,17 +177,35 @@ int encoder_run_cells(struct encoder *x, uint32_t run, uint32_t *ret_first)
 {
     const struct plan *p = x->p;
     const struct plan_run *u = &p->runs.at[run];
-    uint32_t next = (uint32_t)x->v_cells.n;
+    uint32_t next = x->n_cells;
+    struct run_walk w;
     int r = 0;
     if (x->run_cells[run] == NONE32) {
-        for (uint32_t m = u->member; m < u->member + u->count && r == 0; m++)
-            r = cell_new(x, p->members.at[m], p->groups.at[u->group].cell, u->piece);
+        run_walk_init(p, u, &w);
+        while (r == 0 && run_walk_next(p, u, &w))
+            r = cells_add(x, p->members.at[w.member], w.n, p->groups.at[u->group].cell, u->piece);
         if (r != 0)
             return r;
         x->run_cells[run] = next;
     }
     *ret_first = x->run_cells[run];
     return 0;
+}
+
+int encoder_run_tensors(struct encoder *x)
+{
+    const struct plan *p = x->p;
+    uint8_t *used = mem_calloc(p->members.n + 1, 1);
+    uint32_t index;
+    int r = used == NULL ? RS_ENOMEM : 0;
+    for (uint32_t i = 0; i < p->runs.n && r == 0; i++)
+        if (run_here(x, i))
+            memset(used + p->runs.at[i].member, 1, p->runs.at[i].count);
+    for (uint32_t i = 0; i < p->members.n && r == 0; i++)
+        if (used[i] != 0)
+            r = tensor_index(x, p->members.at[i], &index);
+    mem_free(used);
+    return r;
 }
 
 int encoder_place(struct encoder *x, uint8_t side, uint32_t device, uint32_t layout, uint32_t rank,

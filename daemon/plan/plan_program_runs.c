@@ -6,20 +6,14 @@
 
 static int add_copies(struct encoder *x, uint32_t run, uint32_t from_end)
 {
-    struct routed_copy c = {.device = x->local[x->p->ends.at[from_end].device]};
-    uint32_t first, count = x->p->runs.at[run].count;
-    int r = encoder_end_place(x, from_end, PROGRAM_SOURCE, &c.item.from);
+    struct program_item item;
+    uint32_t device = x->local[x->p->ends.at[from_end].device];
+    int r = encoder_end_place(x, from_end, PROGRAM_SOURCE, &item.from);
     if (r == 0)
-        r = encoder_list(x, &c.item.places);
+        r = encoder_list(x, &item.places);
     if (r == 0)
-        r = encoder_run_cells(x, run, &first);
-    if (r == 0)
-        r = vec_reserve(&x->v_copies, x->v_copies.n + count);
-    for (uint32_t i = 0; r == 0 && i < count; i++) {
-        c.item.cell = first + i;
-        x->v_copies.at[x->v_copies.n++] = c;
-    }
-    return r;
+        r = encoder_run_cells(x, run, &item.cell);
+    return r == 0 ? encoder_copies(x, device, item, x->p->runs.at[run].count) : r;
 }
 
 /* Copies inside the node's sites: one item for all that is read from one holder. */
@@ -49,18 +43,17 @@ int encoder_runs(struct encoder *x)
 {
     const struct plan *p = x->p;
     struct hops h = {0};
-    int r = 0;
+    int r = encoder_run_tensors(x);
     for (uint32_t i = 0; i < p->runs.n && r == 0; i++) {
         const struct plan_run *run = &p->runs.at[i];
         const struct plan_group *g = &p->groups.at[run->group];
-        bool source = x->set_here[g->source], takers = x->set_here[g->takers];
         uint32_t first;
-        if (!source && !takers)
+        if (!run_here(x, i))
             continue;
         r = encoder_run_cells(x, i, &first);
         if (r == 0)
             r = encoder_holds(x, g, first, run->count);
-        if (source && takers && r == 0)
+        if (r == 0 && x->set_here[g->source] && x->set_here[g->takers])
             r = run_copies(x, i, &h);
     }
     hops_close(&h);
@@ -108,13 +101,8 @@ static int edge_places(struct encoder *x, const struct plan_edge *e, const struc
 
 static int run_items(struct encoder *x, uint32_t run, struct program_item item)
 {
-    uint32_t first, count = x->p->runs.at[run].count;
-    int r = encoder_run_cells(x, run, &first);
-    for (uint32_t i = 0; i < count && r == 0; i++) {
-        item.cell = first + i;
-        r = encoder_item(x, item);
-    }
-    return r;
+    int r = encoder_run_cells(x, run, &item.cell);
+    return r == 0 ? encoder_items(x, item, x->p->runs.at[run].count) : r;
 }
 
 static int edge_items(struct encoder *x, const struct plan_edge *e, bool send)
@@ -154,7 +142,7 @@ static int encode_stream(struct encoder *x, uint32_t stream, bool send)
         }
     }
     x->v_streams.at[index].bytes = s->bytes;
-    x->v_streams.at[index].n_items = (uint32_t)x->v_items.n - x->v_streams.at[index].first_item;
+    x->v_streams.at[index].n_items = x->n_items - x->v_streams.at[index].first_item;
     return r;
 }
 

@@ -54,7 +54,7 @@
  *   plan_transfers.c       the stream of transfers (plan_transfers)
  *   plan_simulate.c, plan_links.c         the plan run on a model of the links (plan_simulate.h)
  *   plan_check.c, plan_check_messages.c   the proof, from input and streams alone (plan_check.h)
- *   plan_program*.c, program.c            one node's part, written and read (program.h)
+ *   plan_program*.c, program*.c           one node's part, written and read (program.h)
  *   plan_digest.c          digests of plan and input
  *   plan.c, plan_sort.c                   the plan's own life; stable sorts
  * plan_private.h has what they share. */

@@ -13,6 +13,10 @@
  *   message  bytes [begin, end) of a stream, whole elements, in one round; a stream may have
  *            several in one round, in the order of their bytes
  *   copy     an item that a device copies from one local place to others: no message
+ *   hold     a cell that a place holds or takes
+ *
+ * Cells, items and holds are numbered, and looked up by number: program_cell, program_item, program_hold. They are kept
+ * as runs of entries that follow one another by a rule, some thousands where there are millions of entries.
  *
  * Order and why it cannot deadlock: each device runs its messages in the order (round,
  * stream.order), in groups of consecutive messages that need at most ring_slots slots. That order
@@ -42,6 +46,7 @@ struct program_tensor {
     uint64_t shape[BOX_MAX_DIMS];
     uint64_t scratch_offset; /* where the whole tensor lies in each device's scratch; UINT64_MAX:
                                 nowhere */
+    uint64_t first_cell;     /* the plan's number of its first cell: the others' follow */
     uint64_t origin[2];      /* scales: shape of the tensor that they are derived from */
     uint32_t block[2];       /* quantised, scales */
     uint32_t index;          /* in the source layout, of what it is made from */
@@ -59,7 +64,6 @@ struct program_cell {
     uint32_t tensor; /* index into program.tensors */
     uint32_t box;    /* index into program.boxes */
     uint8_t wire;    /* enum dtype */
-    uint8_t reserved[7];
 };
 
 enum program_side { PROGRAM_SOURCE, PROGRAM_DESTINATION, PROGRAM_SCRATCH };
@@ -110,6 +114,38 @@ struct program_hold {
     uint32_t cell;
 };
 
+/* --- runs: for program.c, program_check.c and what encodes -------------------------------------- */
+
+/* Entries of one kind are in runs: `first` is the number of a run's first entry, and a run ends where the next one
+ * begins. For each PROGRAM_MARK entries a mark says which run the first of them is in; one more is the last run. */
+#define PROGRAM_MARK 256U
+/* The most cells, items or holds of a program: an attempt keeps some 20 bytes of each. */
+#define PROGRAM_MOST (UINT32_C(1) << 30)
+
+/* Each cell is of the tensor after the last one's, in the same box and with the same number in its tensor; or of the same
+ * tensor, with the next box and the next number. */
+struct program_cell_run {
+    uint32_t first;
+    uint32_t tensor, box, number; /* of the first cell; id = tensor's first_cell + number */
+    uint8_t wire;
+    uint8_t along_tensors; /* 1, or 0: along boxes */
+    uint8_t reserved[2];
+};
+
+/* All with the same ends, of a cell and those after it. */
+struct program_item_run {
+    uint32_t first;
+    uint32_t cell, from, places; /* of the first item */
+};
+
+/* In one place, a cell and those after it. */
+struct program_hold_run {
+    uint32_t first;
+    uint32_t place, cell; /* of the first hold */
+};
+
+/* --- the program ------------------------------------------------------------------------------ */
+
 /* Views into the encoded bytes; the bytes must outlive it. */
 struct program {
     uint8_t digest[16]; /* of the whole plan */
@@ -117,23 +153,92 @@ struct program {
     uint64_t scratch_bytes; /* per device; 0 unless gather-broadcast is used */
     uint32_t ring_slots;
     uint32_t n_plan_devices;
+    uint32_t n_cells, n_items, n_holds; /* holds ascend by (place, cell) */
     const struct program_tensor *tensors;
     const struct box *boxes;
-    const struct program_cell *cells;
     const struct program_place *places;
     const uint32_t *lists;
-    const struct program_item *items;
     const struct program_stream *streams;
     const struct program_message *messages;
     const struct program_device *devices;
-    const struct program_hold *holds; /* ascending (place, cell) */
-    uint32_t n_tensors, n_boxes, n_cells, n_places, n_lists, n_items, n_streams, n_messages,
-        n_devices, n_holds;
+    const struct program_cell_run *cell_runs;
+    const struct program_item_run *item_runs;
+    const struct program_hold_run *hold_runs;
+    const uint32_t *cell_marks, *item_marks, *hold_marks;
+    uint32_t n_tensors, n_boxes, n_places, n_lists, n_streams, n_messages, n_devices;
+    uint32_t n_cell_runs, n_item_runs, n_hold_runs, n_cell_marks, n_item_marks, n_hold_marks;
 };
 
 /* Checks every index, range, order and sum, so that running it needs no checks. RS_EPROTO says
  * what. */
 int program_open(const void *data, size_t n_bytes, struct program *ret, struct err *e);
+
+/* The run that entry i is in. A run begins with `first`. */
+static inline uint32_t program_run(const void *runs, size_t run_bytes, const uint32_t *marks,
+                                   uint32_t i)
+{
+    uint32_t low = marks[i / PROGRAM_MARK], high = marks[i / PROGRAM_MARK + 1];
+    while (low < high) {
+        uint32_t mid = high - (high - low) / 2;
+        if (*(const uint32_t *)(const void *)((const char *)runs + mid * run_bytes) <= i)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    return low;
+}
+
+/* Entries by number; one step where runs are long. */
+static inline struct program_cell program_cell(const struct program *p, uint32_t cell)
+{
+    const struct program_cell_run *r =
+        &p->cell_runs[program_run(p->cell_runs, sizeof *r, p->cell_marks, cell)];
+    uint32_t k = cell - r->first, tensor = r->tensor, box = r->box, number = r->number;
+    if (r->along_tensors) {
+        tensor += k;
+    } else {
+        box += k;
+        number += k;
+    }
+    return (struct program_cell){p->tensors[tensor].first_cell + number, tensor, box, r->wire};
+}
+
+static inline struct program_item program_item(const struct program *p, uint32_t item)
+{
+    const struct program_item_run *r =
+        &p->item_runs[program_run(p->item_runs, sizeof *r, p->item_marks, item)];
+    return (struct program_item){r->cell + (item - r->first), r->from, r->places};
+}
+
+static inline struct program_hold program_hold(const struct program *p, uint32_t hold)
+{
+    const struct program_hold_run *r =
+        &p->hold_runs[program_run(p->hold_runs, sizeof *r, p->hold_marks, hold)];
+    return (struct program_hold){r->place, r->cell + (hold - r->first)};
+}
+
+/* Its cell. */
+static inline struct program_cell program_item_cell(const struct program *p, uint32_t item)
+{
+    return program_cell(p, program_item(p, item).cell);
+}
+
+static inline struct program_cell program_hold_cell(const struct program *p, uint32_t hold)
+{
+    return program_cell(p, program_hold(p, hold).cell);
+}
+
+/* How many of the cells (of items: of the items and their cells) from this one on, this one included and `most` at most,
+ * follow one another in one run and have one box and wire dtype. At least 1 where most is. */
+uint32_t program_like_cells(const struct program *p, uint32_t cell, uint32_t most);
+uint32_t program_like_items(const struct program *p, uint32_t item, uint32_t most);
+uint32_t program_like_holds(const struct program *p, uint32_t hold, uint32_t most);
+
+/* The holds of a place: [*ret_first, *ret_end). */
+void program_holds_of(const struct program *p, uint32_t place, uint32_t *ret_first,
+                      uint32_t *ret_end);
+/* The hold of a cell in a place, or PROGRAM_NONE. */
+uint32_t program_hold_at(const struct program *p, uint32_t place, uint32_t cell);
 
 /* True where the tensor's cells in wire dtype `wire` are the source's elements, bit by bit: what a
  * source has published of it can be compared with them. */
@@ -147,12 +252,13 @@ struct box program_source_box(const struct program_tensor *t, const struct box *
 /* Elements and wire bytes of a cell. */
 static inline uint64_t program_cell_elements(const struct program *p, uint32_t cell)
 {
-    return box_elements(&p->boxes[p->cells[cell].box]);
+    return box_elements(&p->boxes[program_cell(p, cell).box]);
 }
 
 static inline uint64_t program_cell_bytes(const struct program *p, uint32_t cell)
 {
-    return program_cell_elements(p, cell) * dtype_bytes((enum dtype)p->cells[cell].wire);
+    struct program_cell c = program_cell(p, cell);
+    return box_elements(&p->boxes[c.box]) * dtype_bytes((enum dtype)c.wire);
 }
 
 #endif

@@ -5,20 +5,23 @@
 
 #include "plan/program.h"
 
-#define PROGRAM_MAGIC UINT64_C(0x32474f5250687372) /* "rshPROG2" on a little-endian machine */
+#define PROGRAM_MAGIC UINT64_C(0x33474f5250687372) /* "rshPROG3" on a little-endian machine */
 
 /* X(field of struct program, type, count field) */
 #define PROGRAM_ARRAYS(X)                                                                          \
     X(tensors, struct program_tensor, n_tensors)                                                   \
     X(boxes, struct box, n_boxes)                                                                  \
-    X(cells, struct program_cell, n_cells)                                                         \
+    X(cell_runs, struct program_cell_run, n_cell_runs)                                             \
+    X(cell_marks, uint32_t, n_cell_marks)                                                          \
     X(places, struct program_place, n_places)                                                      \
     X(lists, uint32_t, n_lists)                                                                    \
-    X(items, struct program_item, n_items)                                                         \
+    X(item_runs, struct program_item_run, n_item_runs)                                             \
+    X(item_marks, uint32_t, n_item_marks)                                                          \
     X(streams, struct program_stream, n_streams)                                                   \
     X(messages, struct program_message, n_messages)                                                \
     X(devices, struct program_device, n_devices)                                                   \
-    X(holds, struct program_hold, n_holds)
+    X(hold_runs, struct program_hold_run, n_hold_runs)                                             \
+    X(hold_marks, uint32_t, n_hold_marks)
 
 struct program_header {
     uint64_t magic;
@@ -27,6 +30,7 @@ struct program_header {
     uint64_t scratch_bytes;
     uint32_t ring_slots;
     uint32_t n_plan_devices;
+    uint32_t n_cells, n_items, n_holds;
 #define X(name, type, count) uint32_t count;
     PROGRAM_ARRAYS(X)
 #undef X

@@ -22,12 +22,12 @@ static void crossings_mark(const struct plan_entry *plan, struct crossing *cells
     const struct program *p = &plan->program;
     for (uint32_t i = 0; i < p->n_streams; i++)
         for (uint32_t k = 0; is_remote(plan, &p->streams[i]) && k < p->streams[i].n_items; k++)
-            cells[p->items[p->streams[i].first_item + k].cell].crosses = true;
+            cells[program_item(p, p->streams[i].first_item + k).cell].crosses = true;
 }
 
 static bool is_source(const struct program *p, uint32_t hold)
 {
-    return p->places[p->holds[hold].place].side == PROGRAM_SOURCE;
+    return p->places[program_hold(p, hold).place].side == PROGRAM_SOURCE;
 }
 
 static uint32_t holds_choose(const struct program *p, enum compare_mode mode,
@@ -35,8 +35,8 @@ static uint32_t holds_choose(const struct program *p, enum compare_mode mode,
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->n_holds; i++) {
-        struct crossing *c = &cells[p->holds[i].cell];
-        bool taken = mode == COMPARE_FULL || wire_sampled(p->digest, p->cells[p->holds[i].cell].id);
+        struct crossing *c = &cells[program_hold(p, i).cell];
+        bool taken = mode == COMPARE_FULL || wire_sampled(p->digest, program_hold_cell(p, i).id);
         if (!c->crosses || !taken || (c->hold != 0 && is_source(p, c->hold - 1)))
             continue;
         n += c->hold == 0;
@@ -70,10 +70,10 @@ int cells_collect(const struct plan_entry *plan, const uint64_t *holds, enum com
     for (uint32_t i = 0; prints != NULL && i < p->n_cells; i++) {
         if (!is_wanted(p, &cells[i], which))
             continue;
-        const struct program_hold *h = &p->holds[cells[i].hold - 1];
-        const struct program_place *place = &p->places[h->place];
+        struct program_hold h = program_hold(p, cells[i].hold - 1);
+        const struct program_place *place = &p->places[h.place];
         prints[n++] =
-            (struct cell_print){.cell = p->cells[i].id,
+            (struct cell_print){.cell = program_cell(p, i).id,
                                 .fingerprint = holds[cells[i].hold - 1],
                                 .layout = place->side == PROGRAM_SOURCE ? 0 : 1 + place->layout,
                                 .rank = place->rank};

@@ -220,19 +220,19 @@ struct landed {
 
 static bool is_taken(const struct landed *l, uint32_t hold)
 {
-    const struct program_cell *cell = &l->p->cells[l->p->holds[hold].cell];
-    return l->mode == COMPARE_FULL || wire_sampled(l->p->digest, cell->id);
+    struct program_cell cell = program_hold_cell(l->p, hold);
+    return l->mode == COMPARE_FULL || wire_sampled(l->p->digest, cell.id);
 }
 
 static const struct program_place *place_of(const struct landed *l, uint32_t hold)
 {
-    return &l->p->places[l->p->holds[hold].place];
+    return &l->p->places[program_hold(l->p, hold).place];
 }
 
 static const char *tensor_name(const struct landed *l, uint32_t hold)
 {
-    const struct program_cell *cell = &l->p->cells[l->p->holds[hold].cell];
-    return plan_entry_tensor(l->plan, cell->tensor);
+    struct program_cell cell = program_hold_cell(l->p, hold);
+    return plan_entry_tensor(l->plan, cell.tensor);
 }
 
 static const char *layout_name(const struct landed *l, const struct program_place *place)
@@ -245,11 +245,11 @@ static int blame(const struct landed *l, uint32_t hold, uint32_t reference, stru
 {
     char box[160];
     const struct program_place *bad = place_of(l, hold), *good = place_of(l, reference);
-    const struct program_cell *cell = &l->p->cells[l->p->holds[hold].cell];
+    struct program_cell cell = program_hold_cell(l->p, hold);
     return err_set(e, RS_EDATALOSS,
                    "tensor '%s' %s: layout '%s' rank %u holds fingerprint %016" PRIx64
                    " where layout '%s' rank %u %s %016" PRIx64,
-                   tensor_name(l, hold), box_text(&l->p->boxes[cell->box], box, sizeof box),
+                   tensor_name(l, hold), box_text(&l->p->boxes[cell.box], box, sizeof box),
                    layout_name(l, bad), bad->rank, l->holds[hold], layout_name(l, good), good->rank,
                    good->side == PROGRAM_SOURCE ? "sent" : "holds", l->holds[reference]);
 }
@@ -261,8 +261,8 @@ static void references_choose(struct landed *l)
         for (uint32_t i = 0; i < l->p->n_holds; i++) {
             bool source = place_of(l, i)->side == PROGRAM_SOURCE;
             if (source == (sources == 1) && is_taken(l, i) &&
-                l->reference[l->p->holds[i].cell] == 0)
-                l->reference[l->p->holds[i].cell] = i + 1;
+                l->reference[program_hold(l->p, i).cell] == 0)
+                l->reference[program_hold(l->p, i).cell] = i + 1;
         }
 }
 
@@ -271,11 +271,11 @@ static int cells_compare(const struct landed *l, uint32_t *ret_place, struct err
     for (uint32_t i = 0; i < l->p->n_holds; i++) {
         if (!is_taken(l, i))
             continue;
-        uint32_t reference = l->reference[l->p->holds[i].cell] - 1;
+        uint32_t reference = l->reference[program_hold(l->p, i).cell] - 1;
         if (l->holds[i] == l->holds[reference])
             continue;
         if (place_of(l, i)->side == PROGRAM_DESTINATION)
-            *ret_place = l->p->holds[i].place;
+            *ret_place = program_hold(l->p, i).place;
         return blame(l, i, reference, e);
     }
     return 0;
@@ -292,11 +292,11 @@ static int published_compare(const struct landed *l, uint32_t begin, uint32_t en
     memset(sum, 0, p->n_tensors * sizeof *sum);
     memset(elements, 0, p->n_tensors * sizeof *elements);
     for (uint32_t i = begin; i < end; i++) {
-        const struct program_cell *cell = &p->cells[p->holds[i].cell];
-        if (!program_unchanged(&p->tensors[cell->tensor], cell->wire))
+        struct program_cell cell = program_hold_cell(p, i);
+        if (!program_unchanged(&p->tensors[cell.tensor], cell.wire))
             continue;
-        sum[cell->tensor] += l->holds[i];
-        elements[cell->tensor] += program_cell_elements(p, p->holds[i].cell);
+        sum[cell.tensor] += l->holds[i];
+        elements[cell.tensor] += program_cell_elements(p, program_hold(p, i).cell);
     }
     for (uint32_t t = 0; t < p->n_tensors; t++) {
         struct shards s;
@@ -321,7 +321,8 @@ static int sources_compare(const struct landed *l, struct publication *const *pu
     uint64_t *sum = mem_calloc(p->n_tensors, 2 * sizeof *sum);
     int r = sum == NULL ? err_set(e, RS_ENOMEM, "no memory to compare fingerprints") : 0;
     for (uint32_t begin = 0, end; r == 0 && begin < p->n_holds; begin = end) {
-        for (end = begin + 1; end < p->n_holds && p->holds[end].place == p->holds[begin].place;)
+        for (end = begin + 1;
+             end < p->n_holds && program_hold(p, end).place == program_hold(p, begin).place;)
             end++;
         const struct program_place *place = place_of(l, begin);
         if (place->side != PROGRAM_SOURCE)
@@ -339,12 +340,12 @@ static void sums_add(const struct landed *l, uint64_t **sums)
     const struct program *p = l->p;
     for (uint32_t i = 0; i < p->n_holds; i++) {
         const struct program_place *place = place_of(l, i);
-        if (place->side != PROGRAM_DESTINATION || sums[p->holds[i].place] == NULL)
+        if (place->side != PROGRAM_DESTINATION || sums[program_hold(p, i).place] == NULL)
             continue;
-        uint32_t t = p->cells[p->holds[i].cell].tensor;
+        uint32_t t = program_hold_cell(p, i).tensor;
         uint32_t mine = l->plan->tensor_of[(size_t)place->layout * p->n_tensors + t];
         if (mine != UINT32_MAX)
-            sums[p->holds[i].place][mine] += l->holds[i];
+            sums[program_hold(p, i).place][mine] += l->holds[i];
     }
 }
 

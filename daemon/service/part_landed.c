@@ -58,7 +58,7 @@ static void holds_read(struct part *p, const uint8_t *states)
     x.workers = workers_of(p);
     p->landed = x;
     for (uint32_t i = 0; keeps != NULL && x.holds != NULL && i < program->n_holds; i++)
-        if (states[i] != WIRE_MISSING && keeps[program->holds[i].place]) {
+        if (states[i] != WIRE_MISSING && keeps[program_hold(program, i).place]) {
             x.holds[i / 8] = (uint8_t)(x.holds[i / 8] | 1U << (i % 8));
             any = true;
         }

@@ -269,7 +269,7 @@ static uint8_t *held_table(const struct program *p, const struct attempt_input *
 {
     uint8_t *held = mem_calloc(p->n_holds, 1);
     for (uint32_t i = 0; held != NULL && i < p->n_holds; i++) {
-        const struct program_place *x = &p->places[p->holds[i].place];
+        const struct program_place *x = &p->places[program_hold(p, i).place];
         const struct participant *who =
             x->side == PROGRAM_DESTINATION ? attempt_input_find(in, 1 + x->layout, x->rank) : NULL;
         held[i] = who != NULL && (who->held || (landed != NULL && landed_bit(landed, i)));

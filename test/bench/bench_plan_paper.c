@@ -83,12 +83,13 @@ static uint64_t boxes_of(const struct program *p, const struct program_message *
     uint64_t n = 0, left = m->end - m->begin;
     struct box boxes[2 * BOX_MAX_DIMS];
     while (left > 0) {
-        uint32_t cell = p->items[c->item].cell;
-        uint32_t size = dtype_bytes(p->cells[cell].wire);
+        uint32_t cell = program_item(p, c->item).cell;
+        uint32_t size = dtype_bytes(program_cell(p, cell).wire);
         uint64_t all = program_cell_elements(p, cell), most = c->element + left / size;
         uint64_t end = most < all ? most : all;
-        n +=
-            end > c->element ? box_range(&p->boxes[p->cells[cell].box], c->element, end, boxes) : 0;
+        n += end > c->element
+                 ? box_range(&p->boxes[program_cell(p, cell).box], c->element, end, boxes)
+                 : 0;
         left -= (end - c->element) * size;
         *c = end == all ? (struct cursor){c->item + 1, 0} : (struct cursor){c->item, end};
     }

@@ -51,7 +51,7 @@ static void refit_twice(struct rig *r)
         ck_assert_uint_eq(rig_wrong(r, rig_target(r), version), 0);
         for (uint32_t i = 0; i < r->program.n_holds; i++)
             for (uint32_t k = i + 1; k < r->program.n_holds; k++)
-                if (r->program.holds[i].cell == r->program.holds[k].cell)
+                if (program_hold(&r->program, i).cell == program_hold(&r->program, k).cell)
                     ck_assert_uint_eq(table[i], table[k]);
         free(table);
     }

@@ -79,7 +79,7 @@ static inline void told_check(struct cluster *c, uint64_t *const *tables)
     for (uint32_t i = 0; i < c->n_nodes; i++) {
         const struct program *p = &c->n[i].program;
         for (uint32_t k = 0; c->told[i] != NULL && k < p->n_holds; k++) {
-            bool source = p->places[p->holds[k].place].side == PROGRAM_SOURCE;
+            bool source = p->places[program_hold(p, k).place].side == PROGRAM_SOURCE;
             ck_assert_uint_eq(c->told[i][k], source ? tables[i][k] : 0);
         }
         free(c->told[i]);
@@ -120,7 +120,7 @@ static inline void compare_prints(const struct cluster *c, uint64_t *const *tabl
             for (uint32_t b = 0; b < c->n_nodes; b++)
                 for (uint32_t k = 0; k < c->n[b].program.n_holds; k++) {
                     const struct program *p = &c->n[a].program, *q = &c->n[b].program;
-                    if (p->cells[p->holds[i].cell].id == q->cells[q->holds[k].cell].id)
+                    if (program_hold_cell(p, i).id == program_hold_cell(q, k).id)
                         ck_assert_uint_eq(tables[a][i], tables[b][k]);
                 }
 }

@@ -277,7 +277,7 @@ static inline void check_holds(const struct rig *r, const uint64_t *table)
 {
     for (uint32_t i = 0; i < r->program.n_holds; i++)
         for (uint32_t k = i + 1; k < r->program.n_holds; k++)
-            if (r->program.holds[i].cell == r->program.holds[k].cell)
+            if (program_hold(&r->program, i).cell == program_hold(&r->program, k).cell)
                 ck_assert_uint_eq(table[i], table[k]);
 }
 

@@ -465,7 +465,7 @@ static bool prints_agree(const struct world *w, uint64_t *const *tables)
             for (uint32_t b = 0; b < NODES; b++)
                 for (uint32_t k = 0; k < w->n[b].program.n_holds; k++) {
                     const struct program *p = &w->n[a].program, *q = &w->n[b].program;
-                    if (p->cells[p->holds[i].cell].id == q->cells[q->holds[k].cell].id &&
+                    if (program_hold_cell(p, i).id == program_hold_cell(q, k).id &&
                         tables[a][i] != tables[b][k])
                         return false;
                 }

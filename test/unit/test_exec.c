@@ -41,7 +41,7 @@ static void check_holds(const struct rig *r, const uint64_t *table)
 {
     for (uint32_t i = 0; i < r->program.n_holds; i++)
         for (uint32_t k = i + 1; k < r->program.n_holds; k++)
-            if (r->program.holds[i].cell == r->program.holds[k].cell)
+            if (program_hold(&r->program, i).cell == program_hold(&r->program, k).cell)
                 ck_assert_uint_eq(table[i], table[k]);
 }
 
@@ -49,9 +49,9 @@ static void check_holds(const struct rig *r, const uint64_t *table)
 static void check_sampled(const struct rig *r, enum wire_verify verify, const uint64_t *table)
 {
     for (uint32_t i = 0; i < r->program.n_holds; i++) {
-        uint32_t cell = r->program.holds[i].cell;
+        uint32_t cell = program_hold(&r->program, i).cell;
         bool expected = verify == WIRE_VERIFY_SAMPLED &&
-                        wire_sampled(r->program.digest, r->program.cells[cell].id) &&
+                        wire_sampled(r->program.digest, program_cell(&r->program, cell).id) &&
                         program_cell_elements(&r->program, cell) > 0;
         ck_assert_int_eq(table[i] != 0, expected);
     }
@@ -339,7 +339,7 @@ START_TEST(held_cells_are_not_moved_and_a_damaged_one_is_blamed)
 
     /* Only the cells of that worker are asked for again. */
     for (uint32_t i = 0; i < r.program.n_holds; i++)
-        if (r.program.places[r.program.holds[i].place].rank == 1)
+        if (r.program.places[program_hold(&r.program, i).place].rank == 1)
             held[i] = 0;
     r.attempt++;
     rig_expect(&r, rig_send_prepare(&r, WIRE_VERIFY_FULL, held), WIRE_PREPARED);

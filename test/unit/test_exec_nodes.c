@@ -149,7 +149,8 @@ static uint8_t *read_back(struct rig *r, uint64_t *n_read, uint64_t *n_missing)
     const uint64_t *prints = data;
     const uint8_t *landed = (const uint8_t *)data + n * 8;
     for (size_t k = 0; k < n; k++) {
-        bool dest = r->program.places[r->program.holds[k].place].side == PROGRAM_DESTINATION;
+        bool dest = r->program.places[program_hold(&r->program, (uint32_t)k).place].side ==
+                    PROGRAM_DESTINATION;
         held[k] = landed[k] == WIRE_READ;
         ck_assert_int_eq(prints[k] != 0, held[k]);
         *n_read += held[k];
@@ -185,9 +186,9 @@ static uint64_t missing_bytes(const struct rig *r, const uint8_t *held)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < r->program.n_holds; i++)
-        if (r->program.places[r->program.holds[i].place].side == PROGRAM_DESTINATION &&
+        if (r->program.places[program_hold(&r->program, i).place].side == PROGRAM_DESTINATION &&
             held[i] == 0)
-            bytes += program_cell_bytes(&r->program, r->program.holds[i].cell);
+            bytes += program_cell_bytes(&r->program, program_hold(&r->program, i).cell);
     return bytes;
 }
 

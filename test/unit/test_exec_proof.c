@@ -4,6 +4,7 @@
 
 #include "exec/prints.h"
 #include "exec/proof.h"
+#include "plan/program_format.h"
 #include "test/lib/rig.h"
 
 static const char *const ROWS =
@@ -212,7 +213,7 @@ END_TEST
 static uint32_t hold_among(const struct program *p, uint32_t place, uint32_t cell)
 {
     for (uint32_t i = 0; i < p->n_holds; i++)
-        if (p->holds[i].place == place && p->holds[i].cell == cell)
+        if (program_hold(p, i).place == place && program_hold(p, i).cell == cell)
             return i;
     return PROGRAM_NONE;
 }
@@ -232,7 +233,7 @@ START_TEST(every_hold_is_found_and_no_other)
         for (uint32_t place = 0; place <= x->program.n_places; place++)
             for (uint32_t cell = 0; cell <= x->program.n_cells; cell++) {
                 uint32_t wanted = hold_among(&x->program, place, cell);
-                ck_assert_uint_eq(proof_hold(x, place, cell), wanted);
+                ck_assert_uint_eq(program_hold_at(&x->program, place, cell), wanted);
                 n_found += wanted != PROGRAM_NONE;
                 n_missing += wanted == PROGRAM_NONE;
             }
@@ -281,6 +282,41 @@ START_TEST(items_that_go_where_their_cells_are_not_held_are_refused)
 }
 END_TEST
 
+/* Two tensors that are alike: their items are one run, of which the place's last hold is taken away. */
+START_TEST(a_run_of_items_of_which_the_last_cell_is_not_held_is_refused)
+{
+    struct rig r;
+    struct plane p;
+    struct err e = {0};
+    rig_of(&r,
+           "{\"name\":\"s\",\"ranks\":1,\"meshes\":[{\"name\":\"m\",\"shape\":[1],\"ranks\":[0]}],"
+           "\"tensors\":[{\"name\":\"a\",\"shape\":[64],\"dtype\":\"bfloat16\",\"mesh\":\"m\","
+           "\"placements\":[\"Replicate\"]},{\"name\":\"b\",\"shape\":[64],\"dtype\":\"bfloat16\","
+           "\"mesh\":\"m\",\"placements\":[\"Replicate\"]}]}",
+           "{\"name\":\"d\",\"ranks\":1,\"meshes\":[{\"name\":\"m\",\"shape\":[1],\"ranks\":[0]}],"
+           "\"tensors\":[{\"name\":\"a\",\"shape\":[64],\"dtype\":\"bfloat16\",\"mesh\":\"m\","
+           "\"placements\":[\"Replicate\"]},{\"name\":\"b\",\"shape\":[64],\"dtype\":\"bfloat16\","
+           "\"mesh\":\"m\",\"placements\":[\"Replicate\"]}]}");
+    rig_open(&r);
+    plane_of(&p);
+    ck_assert_uint_eq(program_like_items(&r.program, 0, 2), 2);
+    uint8_t *bytes = malloc(r.encoded.n_bytes);
+    memcpy(bytes, r.encoded.data, r.encoded.n_bytes);
+    ((struct program_header *)(void *)bytes)->n_holds--;
+    int fd = wire_memfd("program", bytes, r.encoded.n_bytes, NULL);
+    struct proof *x = NULL;
+    ck_assert_int_eq(proof_get(&p, fd, r.index_fd, 1, &x, &e), 0);
+    ck_assert_int_eq(proof_items(x, &e), RS_EPROTO);
+    ck_assert_ptr_nonnull(strstr(e.text, "item 1: "));
+    ck_assert_ptr_nonnull(strstr(e.text, "does not hold"));
+    proof_put(&p, x);
+    proofs_forget(&p);
+    close(fd);
+    free(bytes);
+    rig_close(&r);
+}
+END_TEST
+
 START_TEST(without_memory_it_says_so_and_the_next_one_is_whole)
 {
     struct rig r;
@@ -318,6 +354,7 @@ END_TEST
     X(few_are_kept_and_the_one_used_longest_ago_goes_first)                                        \
     X(every_hold_is_found_and_no_other)                                                            \
     X(items_that_go_where_their_cells_are_not_held_are_refused)                                    \
+    X(a_run_of_items_of_which_the_last_cell_is_not_held_is_refused)                                \
     X(without_memory_it_says_so_and_the_next_one_is_whole)
 
 #include "test/lib/main.h"

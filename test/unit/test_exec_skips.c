@@ -58,8 +58,8 @@ static bool cell_held(const struct program *p, const uint8_t *held, uint64_t cel
 {
     bool all = true, any = false;
     for (uint32_t i = 0; i < p->n_holds; i++)
-        if (p->cells[p->holds[i].cell].id == cell &&
-            p->places[p->holds[i].place].side == PROGRAM_DESTINATION) {
+        if (program_hold_cell(p, i).id == cell &&
+            p->places[program_hold(p, i).place].side == PROGRAM_DESTINATION) {
             any = true;
             all = all && held[i] != 0;
         }
@@ -95,7 +95,7 @@ START_TEST(a_sender_reads_of_each_item_what_its_receiver_said)
                 if (record != NULL)
                     ck_assert_uint_eq(record->n_items, x->n_items);
                 for (uint32_t k = 0; k < x->n_items; k++) {
-                    uint64_t cell = p[n].cells[p[n].items[x->first_item + k].cell].id;
+                    uint64_t cell = program_item_cell(&p[n], x->first_item + k).id;
                     bool said = record != NULL && skips_has(record, k);
                     ck_assert_int_eq(said, cell_held(&p[x->peer], held[x->peer], cell));
                     n_skipped += said;

@@ -146,6 +146,8 @@ static void encoded(struct buf *b, enum plan_strategy strategy)
     struct err e = {0};
     spread(&c);
     c.input.options.strategy = strategy;
+    if (strategy == PLAN_DIRECT)
+        c.input.options.least_piece_bytes = 1 << 20; /* whole cells: they follow along tensors */
     ck_assert_int_eq(plan_make(&c.input, &p, &e), 0);
     buf_init(b);
     ck_assert_int_eq(plan_program(p, 1, b, &e), 0);
@@ -172,17 +174,20 @@ START_TEST(every_shorter_or_longer_program_is_refused)
 }
 END_TEST
 
-#define BREAK(expression)                                                                          \
+#define BREAK(expression)              BREAK_IN(PLAN_GATHER_BROADCAST, expression)
+#define BREAK_IN(strategy, expression) BREAK_SAYS(strategy, "program", expression)
+#define BREAK_SAYS(strategy, text_, expression)                                                    \
     do {                                                                                           \
         struct buf b;                                                                              \
         struct program g;                                                                          \
         struct err e = {0};                                                                        \
-        encoded(&b, PLAN_GATHER_BROADCAST);                                                        \
+        encoded(&b, strategy);                                                                     \
         ck_assert_int_eq(program_open(b.data, b.n_bytes, &g, &e), 0);                              \
         struct program_header *header = (struct program_header *)(void *)b.data;                   \
         (void)header;                                                                              \
         expression;                                                                                \
         ck_assert_msg(program_open(b.data, b.n_bytes, &g, &e) == RS_EPROTO, "%s", #expression);    \
+        ck_assert_msg(strstr(e.text, text_) != NULL, "%s: %s", #expression, e.text);               \
         buf_close(&b);                                                                             \
     } while (0)
 #define OF(type, array) ((type *)(uintptr_t)g.array)
@@ -195,7 +200,13 @@ START_TEST(a_program_with_any_wrong_field_is_refused)
     BREAK(header->ring_slots = 0);
     BREAK(header->scratch_bytes = 0);
     BREAK(header->n_plan_devices = 1);
-    BREAK(header->n_cells++);
+    BREAK(header->n_cells++); /* a cell in no box */
+    BREAK(header->n_cells--); /* a run beyond the last cell, or items of a cell that is not there */
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "more than", header->n_cells = PROGRAM_MOST + 1);
+    BREAK(header->n_items++);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "more than", header->n_items = PROGRAM_MOST + 1);
+    BREAK(header->n_holds++);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "more than", header->n_holds = PROGRAM_MOST + 1);
     BREAK(header->n_messages = UINT32_MAX);
     BREAK(OF(struct program_tensor, tensors)[0].n_dims = 9);
     BREAK(OF(struct program_tensor, tensors)[0].shape[0] = 0);
@@ -208,17 +219,11 @@ START_TEST(a_program_with_any_wrong_field_is_refused)
     BREAK(OF(struct box, boxes)[0].size[0] = 0);
     BREAK(OF(struct box, boxes)[0].offset[0] = UINT64_MAX);
     BREAK(OF(struct box, boxes)[0].size[1]++);
-    BREAK(OF(struct program_cell, cells)[0].tensor = UINT32_MAX);
-    BREAK(OF(struct program_cell, cells)[0].box = g.n_boxes);
-    BREAK(OF(struct program_cell, cells)[0].wire = 0);
     BREAK(OF(struct program_place, places)[0].device = g.n_devices);
     BREAK(OF(struct program_place, places)[0].side = 3);
     BREAK(OF(uint32_t, lists)[0] = 0);
     BREAK(OF(uint32_t, lists)[0] = g.n_lists);
     BREAK(OF(uint32_t, lists)[1] = g.n_places);
-    BREAK(OF(struct program_item, items)[0].cell = g.n_cells);
-    BREAK(OF(struct program_item, items)[0].places = g.n_lists);
-    BREAK(OF(struct program_item, items)[0].from = 0);
     BREAK(OF(struct program_stream, streams)[0].bytes++);
     BREAK(OF(struct program_stream, streams)[0].device = g.n_devices);
     BREAK(OF(struct program_stream, streams)[0].peer = g.n_plan_devices);
@@ -236,9 +241,51 @@ START_TEST(a_program_with_any_wrong_field_is_refused)
     BREAK(OF(struct program_device, devices)[0].first_message++);
     BREAK(OF(struct program_device, devices)[0].n_messages--);
     BREAK(OF(struct program_device, devices)[0].n_copies++);
-    BREAK(OF(struct program_hold, holds)[0].place = g.n_places);
-    BREAK(OF(struct program_hold, holds)[0].cell = g.n_cells);
-    BREAK(OF(struct program_hold, holds)[1] = g.holds[0]);
+}
+END_TEST
+
+#define RUN(kind) OF(struct program_##kind##_run, kind##_runs)
+
+START_TEST(a_program_with_any_wrong_run_is_refused)
+{
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark", RUN(cell)[0].first = 1);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark", RUN(cell)[1].first = 0);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark", RUN(cell)[1].first = UINT32_MAX);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark",
+               RUN(cell)[g.n_cell_runs - 1].first = g.n_cells);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "tensor, box or number", RUN(cell)[0].tensor = UINT32_MAX);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "tensor, box or number", RUN(cell)[0].box = g.n_boxes);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "tensor, box or number",
+               RUN(cell)[0].number = UINT32_MAX); /* of more than one cell */
+    BREAK(RUN(cell)[0].wire = 0);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "tensor, box or number", RUN(cell)[0].along_tensors = 2);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "tensor, box or number",
+               RUN(cell)[g.n_cell_runs - 1].along_tensors = 1); /* tensors that there are not */
+    BREAK_SAYS(PLAN_DIRECT, "tensor, box or number",
+               RUN(cell)[g.n_cell_runs - 1].along_tensors = 0); /* boxes, likewise */
+    BREAK_SAYS(PLAN_DIRECT, "tensor, box or number", RUN(cell)[0].tensor = g.n_tensors - 1);
+    BREAK_IN(PLAN_DIRECT,
+             OF(struct program_tensor, tensors)[1].shape[0] = 1); /* the second of a run */
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark", OF(uint32_t, cell_marks)[0] = 1);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell run or mark", OF(uint32_t, cell_marks)[1]++);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "item run or mark", RUN(item)[0].first = 1);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "item run or mark", RUN(item)[1].first = 0);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "cell of item", RUN(item)[0].cell = g.n_cells);
+    BREAK(RUN(item)[0].cell = g.n_cells - 1); /* another one's bytes */
+    BREAK_SAYS(PLAN_DIRECT, "cell of item",
+               RUN(item)[0].cell = g.n_cells - 1); /* the second one's is not there */
+    BREAK(RUN(item)[0].places = g.n_lists);
+    BREAK(RUN(item)[0].from = 0);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "item run or mark", OF(uint32_t, item_marks)[0] = UINT32_MAX);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "item run or mark", OF(uint32_t, item_marks)[1]--);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "hold run or mark", RUN(hold)[0].first = 1);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "hold run or mark", RUN(hold)[1].first = 0);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "place or cell of hold", RUN(hold)[0].place = g.n_places);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "place or cell of hold", RUN(hold)[0].cell = g.n_cells);
+    BREAK(RUN(hold)[0].cell = g.n_cells - 1);
+    BREAK((RUN(hold)[1].place = g.hold_runs[0].place, RUN(hold)[1].cell = g.hold_runs[0].cell));
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "hold run or mark", OF(uint32_t, hold_marks)[0] = 1);
+    BREAK_SAYS(PLAN_GATHER_BROADCAST, "hold run or mark", (header->n_hold_marks--, b.n_bytes -= 4));
 }
 END_TEST
 
@@ -328,6 +375,7 @@ END_TEST
     X(what_plan_check_says_names_tensor_box_and_rank)                                              \
     X(every_shorter_or_longer_program_is_refused)                                                  \
     X(a_program_with_any_wrong_field_is_refused)                                                   \
+    X(a_program_with_any_wrong_run_is_refused)                                                     \
     X(parts_of_many_sources_are_relayed_together_where_there_are_too_many)                         \
     X(no_memory_at_any_point_is_an_answer)
 #include "test/lib/main.h"

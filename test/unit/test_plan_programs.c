@@ -121,11 +121,11 @@ struct spot {
 static struct spot spot_of(const struct machine *m, const struct program *p, uint32_t cell,
                            uint64_t k)
 {
-    const struct program_cell *c = &p->cells[cell];
-    const struct box *b = &p->boxes[c->box];
-    struct spot s = {.program_tensor = &p->tensors[c->tensor]};
+    struct program_cell c = program_cell(p, cell);
+    const struct box *b = &p->boxes[c.box];
+    struct spot s = {.program_tensor = &p->tensors[c.tensor]};
     s.tensor = s.program_tensor->index;
-    s.wire_bytes = dtype_bytes((enum dtype)c->wire);
+    s.wire_bytes = dtype_bytes((enum dtype)c.wire);
     const struct tensor *t = &m->c->source->tensors[s.tensor];
     ck_assert_uint_eq(b->n_dims, t->n_dims);
     struct tensor local = {.n_dims = b->n_dims};
@@ -207,21 +207,20 @@ static void write_all(struct machine *m, const struct program *p, uint32_t list,
 /* --- streams ------------------------------------------------------------- */
 
 /* The item and element that lie at a byte of a stream. */
-static const struct program_item *stream_at(const struct program *p, const struct program_stream *s,
-                                            uint64_t byte, uint64_t *ret_element)
+static struct program_item stream_at(const struct program *p, const struct program_stream *s,
+                                     uint64_t byte, uint64_t *ret_element)
 {
     for (uint32_t i = s->first_item; i < s->first_item + s->n_items; i++) {
-        uint64_t bytes = program_cell_bytes(p, p->items[i].cell);
+        uint64_t bytes = program_cell_bytes(p, program_item(p, i).cell);
         if (byte < bytes) {
-            uint32_t wire = dtype_bytes((enum dtype)p->cells[p->items[i].cell].wire);
+            uint32_t wire = dtype_bytes((enum dtype)program_item_cell(p, i).wire);
             ck_assert_uint_eq(byte % wire, 0); /* messages hold whole elements */
             *ret_element = byte / wire;
-            return &p->items[i];
+            return program_item(p, i);
         }
         byte -= bytes;
     }
     ck_abort_msg("a message leaves its stream");
-    return NULL;
 }
 
 /* One message from both ends: the sender's next bytes land in the receiver's places. */
@@ -239,16 +238,16 @@ static void run_message(struct machine *m, const struct program *from, const str
     ck_assert_uint_le(send->end - send->begin, from->chunk_bytes);
     for (uint64_t byte = send->begin; byte < send->end;) {
         uint64_t k, j;
-        const struct program_item *a = stream_at(from, out, byte, &k);
-        const struct program_item *b = stream_at(to, in, byte, &j);
-        struct spot s = spot_of(m, from, a->cell, k), d = spot_of(m, to, b->cell, j);
-        ck_assert_uint_eq(from->cells[a->cell].id, to->cells[b->cell].id);
+        struct program_item a = stream_at(from, out, byte, &k);
+        struct program_item b = stream_at(to, in, byte, &j);
+        struct spot s = spot_of(m, from, a.cell, k), d = spot_of(m, to, b.cell, j);
+        ck_assert_uint_eq(program_cell(from, a.cell).id, program_cell(to, b.cell).id);
         ck_assert_uint_eq(s.tensor, d.tensor);
         ck_assert_uint_eq(s.element, d.element);
         ck_assert_uint_eq(s.wire_bytes, d.wire_bytes);
         uint16_t value =
-            place_read(m, from->devices[0].device, &from->places[a->from], &s, send->round);
-        write_all(m, to, b->places, &d, value, send->round);
+            place_read(m, from->devices[0].device, &from->places[a.from], &s, send->round);
+        write_all(m, to, b.places, &d, value, send->round);
         byte += s.wire_bytes;
     }
     if (out->tier == TIER_NETWORK)
@@ -258,12 +257,12 @@ static void run_message(struct machine *m, const struct program *from, const str
 static void run_copies(struct machine *m, const struct program *p, const struct program_device *d)
 {
     for (uint32_t i = d->first_copy; i < d->first_copy + d->n_copies; i++) {
-        const struct program_item *item = &p->items[i];
-        ck_assert_uint_eq(p->places[item->from].side, PROGRAM_SOURCE);
-        for (uint64_t k = 0; k < program_cell_elements(p, item->cell); k++) {
-            struct spot s = spot_of(m, p, item->cell, k);
-            uint16_t value = place_read(m, p->devices[0].device, &p->places[item->from], &s, 0);
-            write_all(m, p, item->places, &s, value, 0);
+        struct program_item item = program_item(p, i);
+        ck_assert_uint_eq(p->places[item.from].side, PROGRAM_SOURCE);
+        for (uint64_t k = 0; k < program_cell_elements(p, item.cell); k++) {
+            struct spot s = spot_of(m, p, item.cell, k);
+            uint16_t value = place_read(m, p->devices[0].device, &p->places[item.from], &s, 0);
+            write_all(m, p, item.places, &s, value, 0);
         }
     }
 }
@@ -381,10 +380,10 @@ static void check_holds(const struct machine *m, const struct program *p,
             unsigned in = 0;
             layouts_unravel(&l->tensors[t], i, at);
             for (uint32_t h = 0; h < p->n_holds; h++) {
-                const struct program_cell *c = &p->cells[p->holds[h].cell];
-                in += p->holds[h].place == index && p->tensors[c->tensor].index == number &&
-                      layouts_box_has(&p->boxes[c->box], at) &&
-                      (source || (enum dtype)c->wire == l->tensors[t].dtype);
+                struct program_cell c = program_hold_cell(p, h);
+                in += program_hold(p, h).place == index && p->tensors[c.tensor].index == number &&
+                      layouts_box_has(&p->boxes[c.box], at) &&
+                      (source || (enum dtype)c.wire == l->tensors[t].dtype);
             }
             unsigned holds = layouts_holds(l, &l->tensors[t], place->rank, at);
             if (source)

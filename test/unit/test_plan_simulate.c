@@ -278,30 +278,30 @@ static void copy(struct reference *r, uint32_t from, uint32_t to, uint64_t bytes
 /* The items that a message has bytes of; fn gets each and how many. */
 static void items_of(const struct program *p, const struct program_stream *s, const struct wire *w,
                      void (*fn)(struct reference *r, const struct program *p,
-                                const struct program_item *item, uint64_t begin, uint64_t end,
+                                struct program_item item, uint64_t begin, uint64_t end,
                                 double *time),
                      struct reference *r, double *time)
 {
     uint64_t at = 0;
     for (uint32_t i = s->first_item; i < s->first_item + s->n_items; i++) {
-        uint64_t bytes = program_cell_bytes(p, p->items[i].cell);
+        uint64_t bytes = program_cell_bytes(p, program_item(p, i).cell);
         uint64_t begin = at > w->begin ? at : w->begin;
         uint64_t end = at + bytes < w->end ? at + bytes : w->end;
         if (begin < end)
-            fn(r, p, &p->items[i], begin - at, end - at, time);
+            fn(r, p, program_item(p, i), begin - at, end - at, time);
         at += bytes;
     }
 }
 
-static void wait_for(struct reference *r, const struct program *p, const struct program_item *item,
+static void wait_for(struct reference *r, const struct program *p, struct program_item item,
                      uint64_t begin, uint64_t end, double *time)
 {
-    const struct program_place *from = &p->places[item->from];
+    const struct program_place *from = &p->places[item.from];
     uint64_t found = from->side == PROGRAM_SOURCE ? end - begin : 0;
     for (uint32_t i = 0; i < r->n_arrivals && from->side != PROGRAM_SOURCE; i++) {
         const struct arrival *a = &r->arrivals[i];
         if (a->device == p->devices[from->device].device && a->layout == from->layout &&
-            a->rank == from->rank && a->cell == p->cells[item->cell].id && a->begin < end &&
+            a->rank == from->rank && a->cell == program_cell(p, item.cell).id && a->begin < end &&
             a->end > begin) {
             *time = most(*time, r->group_end[a->device][a->group]);
             found += (a->end < end ? a->end : end) - (a->begin > begin ? a->begin : begin);
@@ -312,10 +312,10 @@ static void wait_for(struct reference *r, const struct program *p, const struct 
 
 static uint32_t receiver; /* of the message that land() is called for */
 
-static void land(struct reference *r, const struct program *p, const struct program_item *item,
+static void land(struct reference *r, const struct program *p, struct program_item item,
                  uint64_t begin, uint64_t end, double *time)
 {
-    const uint32_t *list = p->lists + item->places;
+    const uint32_t *list = p->lists + item.places;
     for (uint32_t i = 0; i < list[0]; i++) {
         const struct program_place *to = &p->places[list[1 + i]];
         uint32_t device = p->devices[to->device].device;
@@ -323,7 +323,7 @@ static void land(struct reference *r, const struct program *p, const struct prog
         ck_assert_uint_lt(r->n_arrivals, MOST_ARRIVALS);
         if (device == receiver)
             r->arrivals[r->n_arrivals++] =
-                (struct arrival){device, to->layout, to->rank,        p->cells[item->cell].id,
+                (struct arrival){device, to->layout, to->rank,        program_cell(p, item.cell).id,
                                  begin,  end,        r->group[device]};
     }
 }
@@ -411,12 +411,12 @@ static double reference_s(const struct zoo_case *c, const struct plan *p)
         ck_assert_int_eq(program_open(bytes[k].data, bytes[k].n_bytes, &v[k], NULL), 0);
         for (uint32_t d = 0; d < v[k].n_devices; d++)
             for (uint32_t i = 0; i < v[k].devices[d].n_copies; i++) {
-                const struct program_item *item = &v[k].items[v[k].devices[d].first_copy + i];
-                const uint32_t *list = v[k].lists + item->places;
+                struct program_item item = program_item(&v[k], v[k].devices[d].first_copy + i);
+                const uint32_t *list = v[k].lists + item.places;
                 for (uint32_t j = 0; j < list[0]; j++)
                     copy(r, v[k].devices[d].device,
                          v[k].devices[v[k].places[list[1 + j]].device].device,
-                         program_cell_bytes(&v[k], item->cell), 0);
+                         program_cell_bytes(&v[k], item.cell), 0);
             }
     }
     size_t n = pair(v, n_nodes, &all);

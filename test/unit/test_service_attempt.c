@@ -193,7 +193,7 @@ static uint64_t *holds_of(const struct plan_entry *entry)
 {
     uint64_t *holds = mem_calloc(entry->program.n_holds, sizeof *holds);
     for (uint32_t i = 0; i < entry->program.n_holds; i++)
-        holds[i] = 1000 + entry->program.cells[entry->program.holds[i].cell].id;
+        holds[i] = 1000 + program_hold_cell(&entry->program, i).id;
     return holds;
 }
 
