@@ -148,15 +148,13 @@ struct lacking {
     uint32_t instance, n;
 };
 
-/* Those who lack the version, but (`unfed`) for those whom somebody could feed. */
-static struct lacking lacking_find(const struct refit *r, const struct refit_version *v, bool unfed)
+/* Those who lack the version. */
+static struct lacking lacking_find(const struct refit *r, const struct refit_version *v)
 {
     struct lacking x = {0};
     foreach_layout (l, r)
         for (uint32_t i = 0; i < l->n_instances; i++) {
-            struct refit_layout *feed;
-            if (l->side != REFIT_DESTINATION || !l->wanted || !instance_lacks(r, v, l, i) ||
-                (unfed && can_be_fed(r, v, l, &feed)))
+            if (l->side != REFIT_DESTINATION || !l->wanted || !instance_lacks(r, v, l, i))
                 continue;
             if (x.n++ == 0) {
                 x.layout = l;
@@ -179,11 +177,14 @@ static void lacking_text(const struct refit *r, const struct lacking *x, const c
 const char *refit_newcomers_wait(const struct refit *r, char *text, size_t capacity)
 {
     const struct refit_version *v = refit_find_version(r, r->committed);
+    struct refit_layout *feed;
     text[0] = '\0';
     if (r->in_flight != NULL || !nodes_settled(r) || v == NULL || refit_ledger_behind(r) ||
         queue_newest_open(r) != NULL)
         return text;
-    struct lacking x = lacking_find(r, v, r->config.catch_up);
+    if (r->config.catch_up && can_be_fed(r, v, NULL, &feed)) /* who feeds one can feed them all */
+        return text;
+    struct lacking x = lacking_find(r, v);
     const char *why =
         !r->config.catch_up
             ? "newcomers are not brought up ([refit] catch_up is off): submit the next version"
