@@ -184,6 +184,16 @@ class Refits(unittest.TestCase):
             self.assertEqual(e.told, ["pause", 2])
             self.assertEqual(wrong(e.worker, 2), [])
 
+    def test_an_abort_from_before_the_publication_is_none_of_this_push(self):
+        w = World(self)
+        w.clients[0].submit("m", 1, timeout=WAIT_S)  # by somebody who does not wait for the trainers
+        ctl = subprocess.run([rig.BUILD / "reshardctl", "abort", "m", "--socket", w.daemon.socket], capture_output=True, text=True)
+        self.assertEqual(ctl.returncode, 0, ctl.stderr)
+        self.assertEqual(w.push(1, attempts=1), [None, None])
+        for e in w.engines:
+            e.wait(1)
+            self.assertEqual(wrong(e.worker, 1), [])
+
     def test_trainers_and_engines_go_on_after_the_daemon_was_killed(self):
         w = World(self)
         self.assertEqual(w.push(1), [None, None])

@@ -496,6 +496,7 @@ class Worker:
         returns when the memory may be written again: received and verified everywhere, unless the submit's release_at says
         "read" or "committed". An attempt that is aborted before that is published (and submitted) again, by every worker of the
         side, `attempts` times in all; then Aborted. After the loss of a daemon it publishes again where it is asked to.
+        Where the submit is refused, the worker that submits raises at once; the others wait until the timeout is over.
         Client.wait tells whether the version was committed, too."""
         end = time.monotonic() + timeout
         for left in reversed(range(attempts)):
@@ -509,8 +510,9 @@ class Worker:
                 raise errors.Aborted(f"version {version} of {self.model} was aborted {attempts} times: {reason}")
 
     def _released(self, version: int, end: float) -> Optional[str]:
-        """Waits for the release. None, or why the attempt was aborted (an abort releases, too)."""
-        reason, lost = None, False
+        """Waits for the release. None, or why the attempt was aborted (an abort releases, too). An abort may be older than
+        the publication: of an attempt that this worker had not published for yet, which releases nothing."""
+        reason, aborted, lost = None, 0, False
         while True:
             e = self.next_event(max(0, end - time.monotonic()))
             if e is None:
@@ -524,9 +526,9 @@ class Worker:
             elif e.type == "publish_requested" and lost:
                 self.publish(version, timeout=max(0.001, end - time.monotonic()))
             elif e.type == "aborted":
-                reason = e.reason or "no reason given"
+                reason, aborted = e.reason or "no reason given", e.attempt
             elif e.type == "source_released":
-                return reason
+                return reason if e.attempt <= aborted else None
 
     # ---- a destination ----
 
