@@ -152,6 +152,14 @@ static void node_row(struct cmd_table *t, const json_t *n)
     cmd_table_cell(t, "%s", cmd_cut_text(ctl_word(why), REASON_CHARACTERS, cell, sizeof cell));
 }
 
+/* A node alone has no table of nodes that could say so. */
+static void print_drained_alone(const json_t *node)
+{
+    if (json_is_true(json_object_get(node, "draining")))
+        (void)printf("drained for %s: workers are refused until reshardctl drain --undo\n",
+                     ctl_ns(jnum(node, "drained_age_ns")));
+}
+
 /* Of a cluster; `*` is the coordinator, which sees it so, whichever node was asked. */
 static int print_nodes(const json_t *s)
 {
@@ -160,8 +168,10 @@ static int print_nodes(const json_t *s)
         (void)printf("%s%s; what follows is what %s\n",
                      json_array_size(nodes) > 0 ? "coordinator: " : "", jstr(s, "session"),
                      json_array_size(nodes) > 0 ? "it has" : "this node knows by itself");
-    if (json_array_size(nodes) < 2)
+    if (json_array_size(nodes) < 2) {
+        print_drained_alone(json_array_get(nodes, 0));
         return 0;
+    }
     struct cmd_table t;
     cmd_table_init(&t, "lllrllrrrrrl");
     static const char *const heads[] = {"NODE",    "STATE",      "ADDRESS",   "DEVICES",

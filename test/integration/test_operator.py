@@ -508,5 +508,13 @@ class Timeline(unittest.TestCase):
             self.assertIn("train/rank 3", ctl(daemon, "timeline", "m", 1)[1])
 
 
+class OneNode(unittest.TestCase):
+    def test_status_says_that_the_only_node_is_drained(self):
+        with Daemon() as daemon:
+            for drained in (True, False):
+                self.assertEqual(ctl(daemon, "drain", *([] if drained else ["--undo"]))[0], 0)
+                self.assertEqual("workers are refused until reshardctl drain --undo" in ctl(daemon, "status")[1], drained)
+
+
 if __name__ == "__main__":
     main()
