@@ -18,7 +18,7 @@
 #include "rpc/rpc_client.h"
 #include "rpc/rpc_mem.h"
 
-#define WAIT_MS 10000
+#define WAIT_MS 30000 /* a guard against hangs */
 
 /* --- the service ------------------------------------------------------------------------------ */
 
