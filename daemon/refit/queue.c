@@ -328,10 +328,18 @@ static int submit_known(struct step *s, struct refit_version *v)
     return 0;
 }
 
+static bool is_published(const struct refit *r, uint64_t version)
+{
+    foreach_worker (w, r)
+        if (!w->gone && w->layout->side == REFIT_SOURCE && w->published == version)
+            return true;
+    return false;
+}
+
 /* A trainer that has lost count publishes other weights under a number that is taken. */
 static bool published_differs(const struct refit *r, const struct refit_version *v)
 {
-    uint64_t content = attempt_content(r, v->version);
+    uint64_t content = is_published(r, v->version) ? attempt_content(r, v->version) : 0;
     return content != 0 && v->publication != 0 && content != v->publication;
 }
 

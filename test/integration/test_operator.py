@@ -515,6 +515,24 @@ class OneNode(unittest.TestCase):
                 self.assertEqual(ctl(daemon, "drain", *([] if drained else ["--undo"]))[0], 0)
                 self.assertEqual("workers are refused until reshardctl drain --undo" in ctl(daemon, "status")[1], drained)
 
+    def test_a_committed_version_is_told_as_such_where_no_trainer_is_there_any_more(self):
+        with Daemon() as daemon:
+            f = rig.Fleet(daemon, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+            for v in (1, 2):
+                f.refit(v)
+                for w in f.destinations:
+                    w.apply(v)
+            f.trainer.close()
+            end = time.monotonic() + WAIT_S
+            while any(w.side == pb.SIDE_SOURCE and w.state != pb.WORKER_GONE for w in daemon.status("m").models[0].workers):
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
+            code, out, err = ctl(daemon, "submit", "m", 2)
+            self.assertEqual((code, err), (0, ""), out)
+            code, out, err = ctl(daemon, "submit", "m", 1)
+            self.assertEqual(code, 1)
+            self.assertIn("version 1 is not above 2, which is committed", err)
+
 
 if __name__ == "__main__":
     main()
