@@ -142,18 +142,25 @@ static void mark(struct attempt *a, uint64_t *at)
     a->marks_changed = true;
 }
 
+void attempt_moves(struct attempt *a, uint64_t since_ns)
+{
+    if (a->progress.first_byte_ns != 0)
+        return;
+    a->progress.first_byte_ns = since_ns;
+    a->marks_changed = true;
+}
+
 void attempt_count(struct attempt *a, uint64_t bytes)
 {
-    if (bytes > 0)
-        mark(a, &a->progress.first_byte_ns);
     a->progress.done_bytes += bytes;
     a->bytes_changed = true;
 }
 
-/* What attempt.progress counts is local; messages are counted by the transport. */
-static struct wire_progress progress_now(const struct attempt *a)
+/* What attempt.progress counts is local; messages are counted by the transport. The first byte's mark stays once it is told. */
+static struct wire_progress progress_now(struct attempt *a)
 {
     struct wire_progress p = a->progress;
+    uint64_t first = a->first_byte_told || p.first_byte_ns == 0 ? UINT64_MAX : p.first_byte_ns;
     for (uint32_t d = 0; d < a->program.n_devices; d++) {
         struct transport_counters c =
             transport_counters(a->model->transport, a->program.devices[d].device);
@@ -162,6 +169,12 @@ static struct wire_progress progress_now(const struct attempt *a)
         p.network_sent_bytes += c.network_sent_bytes - a->counted[d].network_sent_bytes;
         p.domain_sent_bytes += c.domain_sent_bytes - a->counted[d].domain_sent_bytes;
         p.stale_frames += c.stale_frames - a->counted[d].stale_frames;
+        if (c.first_byte_ns != 0 && c.first_byte_ns < first)
+            first = c.first_byte_ns;
+    }
+    if (!a->first_byte_told && first != UINT64_MAX) {
+        p.first_byte_ns = a->progress.first_byte_ns = first;
+        a->first_byte_told = true;
     }
     return p;
 }

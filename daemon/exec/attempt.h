@@ -97,7 +97,7 @@ struct attempt {
     struct wire_progress progress;
     struct transport_counters *counted; /* at START, per device */
     uint64_t told_ns;                   /* last PROGRESS */
-    bool marks_changed, bytes_changed;
+    bool marks_changed, bytes_changed, first_byte_told;
 
     struct sampler **samplers; /* per place; NULL: not begun */
     uint32_t n_sampling;       /* that are on their way */
@@ -122,6 +122,8 @@ void attempt_item_done(struct attempt *a, uint32_t item, uint64_t elements);
 /* What has landed since is read back, and copied on. Settles nothing: attempt_settle follows. */
 void attempt_landed(struct attempt *a);
 void attempt_count(struct attempt *a, uint64_t bytes); /* landed bytes */
+/* Bytes are on their way to destinations without the transport, at the earliest since then (monotonic). */
+void attempt_moves(struct attempt *a, uint64_t since_ns);
 /* Places of an item that are still to be written: indices into program.places. */
 uint32_t attempt_targets(const struct attempt *a, uint32_t item, uint32_t *ret_places,
                          uint32_t capacity);

@@ -1,4 +1,5 @@
 /* An attempt's local copies: from one place of the node to others, beside the messages. */
+#include "base/clock.h"
 #include "exec/attempt.h"
 #include "exec/scaled.h"
 
@@ -75,7 +76,7 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
     struct batch b;
     uint64_t budget = COPY_CHUNK_BYTES;
     uint32_t began = c->item;
-    uint64_t began_at = c->at;
+    uint64_t began_at = c->at, now = clock_mono_ns(); /* a full batch goes to the device at once */
     int r = 0;
     batch_init(&b, *p->stream, c->work);
     t->bytes = 0;
@@ -85,6 +86,8 @@ static int copier_fill(struct pump *p, struct pump_ticket *t)
     if (r == 0)
         r = batch_flush(&b);
     t->end = c->item;
+    if (t->bytes > 0)
+        attempt_moves(c->attempt, now);
     if (r == 0 && c->item == began && c->at == began_at)
         return 0;
     return r < 0 ? r : 1;

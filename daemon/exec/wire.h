@@ -298,7 +298,8 @@ struct wire_progress {
     uint64_t done_bytes;
     uint64_t network_bytes, domain_bytes,
         device_bytes; /* so far, payload received by local devices */
-    /* CLOCK_MONOTONIC; 0: not yet. sources_read_ns: all that is sent of sources has left, and was what PREPARED had told. */
+    /* CLOCK_MONOTONIC; 0: not yet. first_byte_ns: the first copy was given to its device, or the transport's first byte moved,
+     * in or out (transport.h). sources_read_ns: all that is sent of sources has left, and was what PREPARED had told. */
     uint64_t first_byte_ns, last_byte_ns, sources_read_ns, verified_ns;
     uint64_t messages;                              /* received by local devices */
     uint64_t skipped_bytes;                         /* not moved, since they were held already */

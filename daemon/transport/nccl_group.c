@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "device/device_cuda.h"
 #include "device/fence.h"
@@ -98,6 +99,8 @@ static void issue_group(void *arg, struct CUstream_st *stream)
         nccl_wait_us(n, NCCL_IDLE_POLL_US);
     g->issued = may_issue(n, g, stream == NULL) && g->n_messages > 0;
     bool issued = g->issued;
+    if (issued)
+        transport_first_byte(&lane->counters, clock_mono_ns());
     pthread_mutex_unlock(&n->mutex);
     if (!issued)
         return;

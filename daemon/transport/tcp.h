@@ -140,7 +140,8 @@ struct tcp_port {
     struct tcp_link **in, **out; /* [n_devices], under tcp.mutex; a link stays once it is there */
     _Atomic uint64_t sent_bytes[2], received_bytes[2]; /* [network] */
     _Atomic uint64_t messages, stale_frames;
-    _Atomic uint32_t n_waiting; /* groups enqueued behind the one that runs */
+    _Atomic uint64_t first_byte_ns; /* of the attempt; written by the holder of io */
+    _Atomic uint32_t n_waiting;     /* groups enqueued behind the one that runs */
 };
 
 struct tcp_peer {

@@ -105,6 +105,14 @@ void tcp_conn_withdraw(struct tcp_conn *c, const struct tcp_message *m)
     c->out.due_ns = 0;
 }
 
+/* The attempt's first payload moves; only the holder of io writes it. */
+static void first_byte(struct tcp_conn *c, uint64_t now)
+{
+    struct tcp_port *port = c->link->port;
+    if (atomic_load(&port->first_byte_ns) == 0)
+        atomic_store(&port->first_byte_ns, now);
+}
+
 /* --- writing ---------------------------------------------------------------------------------- */
 
 static bool staged(const struct tcp_conn *c)
@@ -264,6 +272,7 @@ bool tcp_conn_write(struct tcp_conn *c)
     if (!c->writable || (!staged(c) && !stage_next(c)) || must_wait(c) ||
         (c->out.message != NULL && fenced(c)))
         return false;
+    uint64_t began = clock_mono_ns();
     ssize_t n = send_some(c);
     if (n < 0 && errno == EINTR)
         return true;
@@ -276,6 +285,8 @@ bool tcp_conn_write(struct tcp_conn *c)
         return true;
     }
     sent_some(&c->out, (size_t)n);
+    if (c->out.message != NULL && c->out.at > 0)
+        first_byte(c, began);
     if (c->out.header_at == c->out.header_bytes && c->out.at == c->out.length)
         written(c);
     return true;
@@ -314,6 +325,7 @@ static void land(struct tcp_conn *c, struct tcp_message *m)
 {
     struct tcp_in *in = &c->in;
     double rate = rate_of(tcp_of(c), m->network);
+    first_byte(c, clock_mono_ns());
     if (m->claimed == 0)
         m->answer_due = true;
     m->claimed += in->frame.length;

@@ -75,6 +75,10 @@ struct transport_counters {
     uint64_t registered_bytes;                     /* now */
     uint64_t hits, hit_bytes;        /* messages that lay in a registered buffer, given to NCCL */
     uint64_t shrunk, shrinks_failed; /* communicators of NCCL */
+    /* Of the newest attempt, monotonic: when the first payload of its messages began to move here, out or in; 0: none has
+     * yet. TCP: its write, or what is read of it was there. Else not seen from outside, so never too late, but it may be
+     * too early: when the copy was given to its device; when the group was given to NCCL. */
+    uint64_t first_byte_ns;
 };
 
 struct transport_mem_options {
@@ -175,6 +179,12 @@ bool transport_quiesced(const struct transport *t);
 struct transport_counters transport_counters(const struct transport *t, uint32_t device);
 void transport_close(struct transport *t); /* must be quiesced */
 
+/* For implementations: notes when the attempt's first byte began to move, unless that is known. */
+static inline void transport_first_byte(struct transport_counters *c, uint64_t now_ns)
+{
+    if (c->first_byte_ns == 0)
+        c->first_byte_ns = now_ns;
+}
 /* For implementations: the runs of [offset, offset + length) of the message, up to `most` of them;
  * returns how many. */
 struct iovec;

@@ -360,8 +360,10 @@ static int local_begin(struct transport *base, uint64_t attempt, struct err *e)
     if (r == 0) {
         t->attempt = attempt;
         t->aborted = false;
-        for (uint32_t i = 0; i < t->n_devices; i++)
+        for (uint32_t i = 0; i < t->n_devices; i++) {
             t->ports[i].failed = 0;
+            t->ports[i].counters.first_byte_ns = 0;
+        }
     }
     (void)pthread_mutex_unlock(&t->mutex);
     return r;
@@ -429,6 +431,8 @@ static struct transport_counters local_counters(const struct transport *base, ui
     c.domain_received_bytes += own.domain_received_bytes;
     c.messages += own.messages;
     c.stale_frames += own.stale_frames;
+    if (own.first_byte_ns != 0 && (c.first_byte_ns == 0 || own.first_byte_ns < c.first_byte_ns))
+        c.first_byte_ns = own.first_byte_ns;
     return c;
 }
 

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "transport/transport_local_private.h"
 
 #include "base/banned.h"
@@ -24,6 +25,9 @@ static int copy_message(struct local *t, struct end *send, struct end *receive, 
     if (r != 0)
         return r;
     *ret_begun = true;
+    uint64_t now = clock_mono_ns();
+    transport_first_byte(&t->ports[send->group->device].counters, now);
+    transport_first_byte(&t->ports[receive->group->device].counters, now);
     r = transport_copy(copies, receive->what, send->what);
     if (r == 0)
         r = device_event_record(send->done, copies);

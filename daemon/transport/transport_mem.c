@@ -179,6 +179,8 @@ static void reserve(struct mem *m, struct mem_message *r, uint64_t now)
     uint64_t out = pace_reserve(&from->pace, PACE_EGRESS, r->network, rate, r->chunk_bytes, now);
     uint64_t in = pace_reserve(&to->pace, PACE_INGRESS, r->network, rate, r->chunk_bytes, now);
     r->due_ns = out > in ? out : in;
+    transport_first_byte(&from->counters, now);
+    transport_first_byte(&to->counters, now);
 }
 
 static void count(struct mem *m, const struct mem_message *r, uint64_t bytes)
@@ -458,8 +460,10 @@ static int mem_begin(struct transport *t, uint64_t attempt, struct err *e)
     if (r == 0) {
         m->attempt = attempt;
         m->aborted = false;
-        for (uint32_t i = 0; i < m->n_devices; i++)
+        for (uint32_t i = 0; i < m->n_devices; i++) {
             m->ports[i].failed = 0;
+            m->ports[i].counters.first_byte_ns = 0;
+        }
     }
     (void)pthread_mutex_unlock(&m->mutex);
     return r;

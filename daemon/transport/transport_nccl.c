@@ -50,8 +50,10 @@ static int nccl_begin(struct transport *t, uint64_t attempt, struct err *e)
         n->aborted = false;
         n->why = (struct err){0};
         n->join_until_ns = UINT64_MAX;
-        for (uint32_t i = 0; i < n->n_devices; i++)
+        for (uint32_t i = 0; i < n->n_devices; i++) {
             n->lanes[i].failed = 0;
+            n->lanes[i].counters.first_byte_ns = 0;
+        }
         for (uint32_t i = 0; i < n->n_devices * n->n_devices; i++)
             queue_init(&n->channels[i]);
         (void)pthread_cond_broadcast(&n->changed);

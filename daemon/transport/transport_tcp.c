@@ -503,6 +503,7 @@ static void renew(struct tcp_port *port)
 {
     (void)pthread_mutex_lock(&port->io);
     port->failed = 0;
+    atomic_store(&port->first_byte_ns, 0);
     drop_trailing(
         port); /* the group that waited behind them may not have been enqueued after all */
     take_events(port, 0);
@@ -576,6 +577,7 @@ static struct transport_counters tcp_counters(const struct transport *transport,
         .domain_received_bytes = atomic_load(&port->received_bytes[false]),
         .messages = atomic_load(&port->messages),
         .stale_frames = atomic_load(&port->stale_frames),
+        .first_byte_ns = atomic_load(&port->first_byte_ns),
     };
 }
 

@@ -679,6 +679,65 @@ START_TEST(marks_and_counters_add_up)
 }
 END_TEST
 
+/* One tensor of 32768 floats, of one rank on both sides. */
+static void one_tensor_rig(struct rig *r, uint32_t to_device)
+{
+    static const char *const layouts[] = {
+        "{\"name\":\"s\",\"ranks\":1,\"tensors\":[{\"name\":\"a\",\"shape\":[32768],\"dtype\":"
+        "\"float32\","
+        "\"regions\":[{\"rank\":0,\"offset\":[0],\"size\":[32768]}]}]}",
+        "{\"name\":\"d\",\"ranks\":1,\"tensors\":[{\"name\":\"a\",\"shape\":[32768],\"dtype\":"
+        "\"float32\","
+        "\"regions\":[{\"rank\":0,\"offset\":[0],\"size\":[32768]}]}]}"};
+    memset(r, 0, sizeof *r);
+    r->o.n_devices = 1 + to_device;
+    r->o.domain[1] = 1;
+    r->o.plan = plan_options_default();
+    r->o.hello.n_threads = 1;
+    rig_side(r, 0, layouts[0], 0, 1);
+    rig_side(r, 1, layouts[1], to_device, 1);
+}
+
+/* From the first byte to the last: all of it is one message, or one chunk of a copy, of which nothing is told before its
+ * end. */
+static uint64_t wire_ns(struct rig *r)
+{
+    rig_open(r);
+    rig_fill_sources(r, 1);
+    free(rig_refit(r, WIRE_VERIFY_FULL));
+    ck_assert_uint_eq(r->progress.done_bytes, 32768 * 4);
+    ck_assert_uint_gt(r->progress.first_byte_ns, 0);
+    ck_assert_uint_ge(r->progress.last_byte_ns, r->progress.first_byte_ns);
+    uint64_t ns = r->progress.last_byte_ns - r->progress.first_byte_ns;
+    rig_close(r);
+    return ns;
+}
+
+/* The transport keeps the rate; a burst of 1 ms and a chunk of 16 KiB may be ahead of it at either end. */
+START_TEST(the_first_byte_of_messages_is_marked_when_it_moves)
+{
+    static const char *const transports[] = {"memory", "tcp"};
+    for (size_t i = 0; i < 2; i++) {
+        struct rig r;
+        one_tensor_rig(&r, 1);
+        r.o.hello.network_bytes_per_s = 2e6;
+        (void)snprintf(r.o.hello.transport, sizeof r.o.hello.transport, "%s", transports[i]);
+        ck_assert_uint_ge(wire_ns(&r), (32768 * 4 - 2 * 16384) * UINT64_C(500) - 2000000);
+    }
+}
+END_TEST
+
+/* What the copy takes is the delay of its stream: with this seed more than 5 ms. */
+START_TEST(the_first_byte_of_copies_is_marked_when_it_moves)
+{
+    struct rig r;
+    one_tensor_rig(&r, 0);
+    r.o.hello.host_seed = 7;
+    r.o.hello.host_max_delay_us = 50000;
+    ck_assert_uint_ge(wire_ns(&r), 5000000);
+}
+END_TEST
+
 /* --- memory that is out ----------------------------------------------------------------------- */
 
 static bool run_out(long n)
@@ -717,6 +776,8 @@ END_TEST
     X(a_cell_that_is_not_bound_is_refused_at_prepare)                                              \
     X(refits_and_failed_ones_leave_no_descriptor_behind)                                           \
     X(a_device_that_fails_is_told_once_and_the_rest_quiesces)                                      \
+    X(the_first_byte_of_messages_is_marked_when_it_moves)                                          \
+    X(the_first_byte_of_copies_is_marked_when_it_moves)                                            \
     X(marks_and_counters_add_up)                                                                   \
     X(without_memory_requests_fail_and_nothing_crashes)
 

@@ -448,6 +448,56 @@ START_TEST(a_thousand_small_groups_keep_their_order)
 }
 END_TEST
 
+static uint64_t first_byte_ns(const struct node *node, uint32_t device)
+{
+    return transport_counters(node->t, device).first_byte_ns;
+}
+
+/* The group of device 0 is far from its end when its first message comes: device 2 has not begun. */
+static void first_byte(const struct kind *kind)
+{
+    struct node node;
+    struct waited waited[3];
+    uint8_t in[2][4], out[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+    struct transport_message receives[2] = {{in[0], 4, 1, false, true, 0, NULL, 0},
+                                            {in[1], 4, 2, false, true, 0, NULL, 0}};
+    struct transport_message sends[2] = {{out[0], 4, 0, true, true, 0, NULL, 0},
+                                         {out[1], 4, 0, true, true, 0, NULL, 0}};
+    node_open(&node, kind, 3, 0);
+    waited_init(&waited[0], receives, 2);
+    waited_init(&waited[1], &sends[0], 1);
+    waited_init(&waited[2], &sends[1], 1);
+    uint64_t before = clock_mono_ns();
+    for (uint32_t d = 0; d < 3; d++)
+        ck_assert_uint_eq(first_byte_ns(&node, d), 0);
+    enqueue(&node, 0, &waited[0]);
+    enqueue(&node, 1, &waited[1]);
+    while (first_byte_ns(&node, 0) == 0 || first_byte_ns(&node, 1) == 0)
+        ck_assert_uint_lt(clock_mono_ns() - before, UINT64_C(20000000000));
+    uint64_t first = first_byte_ns(&node, 0), middle = clock_mono_ns();
+    ck_assert(first >= before && first <= middle);
+    ck_assert_uint_eq(first_byte_ns(&node, 2), 0);
+    enqueue(&node, 2, &waited[2]);
+    for (uint32_t d = 0; d < 3; d++)
+        ck_assert_int_eq(waited_status(&waited[d]), 0);
+    ck_assert_uint_eq(first_byte_ns(&node, 0), first);
+    ck_assert_uint_ge(first_byte_ns(&node, 2), middle);
+    uint64_t deadline = clock_mono_ns() + UINT64_C(20000000000);
+    while (!transport_quiesced(node.t))
+        ck_assert_uint_lt(clock_mono_ns(), deadline);
+    ck_assert_int_eq(transport_begin(node.t, 1000, NULL), 0);
+    for (uint32_t d = 0; d < 3; d++)
+        ck_assert_uint_eq(first_byte_ns(&node, d), 0);
+    node_close(&node);
+}
+
+START_TEST(the_first_byte_of_an_attempt_is_known_when_it_moves)
+{
+    for (int k = 0; k < N_KINDS; k++)
+        first_byte(&kinds[k]);
+}
+END_TEST
+
 static void nonsense(const struct kind *kind)
 {
     struct node node;
@@ -811,6 +861,7 @@ END_TEST
     X(sides_that_disagree_on_the_size_both_fail)                                                   \
     X(abort_ends_running_and_queued_groups_and_the_next_attempt_is_clean)                          \
     X(no_byte_lands_after_an_aborted_attempt_is_quiesced)                                          \
+    X(the_first_byte_of_an_attempt_is_known_when_it_moves)                                         \
     X(a_thousand_small_groups_keep_their_order)                                                    \
     X(a_group_that_names_no_peer_or_no_bytes_is_refused)                                           \
     X(enqueue_without_memory_fails_and_leaves_nothing_behind)                                      \
