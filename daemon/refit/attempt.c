@@ -522,13 +522,28 @@ static void await_ready(struct step *s)
 
 /* --- transfer --- */
 
+/* For how long sources could not write what they had published of it. Of a publication to an earlier start or lease it is not
+ * known when: it is older than the submission. */
+static uint64_t stalled_ns(const struct step *s, const struct refit_version *v)
+{
+    uint64_t since = s->ev->now_ns;
+    foreach_worker (w, s->r) {
+        bool held = w->published == v->version && !w->released;
+        if (w->layout->side != REFIT_SOURCE || (!held && w->claimed != v->version))
+            continue;
+        uint64_t at = held && w->published_ns != 0 ? w->published_ns : v->submitted_ns;
+        since = at < since ? at : since;
+    }
+    return s->ev->now_ns - since;
+}
+
 void attempt_release_sources(struct step *s, struct refit_version *v)
 {
     struct refit *r = s->r;
     if (v->source_released)
         return;
     v->source_released = true;
-    v->stall_ns = since_submitted(s, v);
+    v->stall_ns = stalled_ns(s, v);
     step_mark(s, v, "source_released", "", s->ev->now_ns);
     foreach_worker (w, r) {
         bool held = w->published == v->version && !w->released;

@@ -286,8 +286,8 @@ struct refit_version {
     int code;                    /* with reason */
     uint64_t submitted_ns;       /* monotonic; 0: before this start */
     uint64_t submitted_wall_ns, committed_wall_ns;
-    /* Submitted to ended, durably (0: before this start, by the restart); first to last byte; submitted to the sources'
-     * release. */
+    /* Submitted to ended, durably (0: before this start, by the restart); first to last byte; from the first source's
+     * publication of it to the sources' release (0: none had published it). */
     uint64_t total_ns, wire_ns, stall_ns;
     struct refit_bytes bytes;
     uint8_t plan_digest[16];
@@ -358,8 +358,9 @@ struct refit {
     struct refit_bytes catch_up_bytes; /* since this start, failed ones included */
     uint64_t n_catch_ups, n_caught_up; /* attempts that ended well; instances that they served */
     uint64_t catch_up_at_ns;           /* when the next one may be tried; REFIT_NEVER: none waits */
-    uint64_t n_superseded, n_aborted, n_committed; /* since the ledger began */
-    uint64_t deadline_ns;                          /* of the present wait; REFIT_NEVER: none */
+    uint64_t n_superseded, n_aborted;  /* times that versions ended so, since this start */
+    uint64_t n_committed;              /* since this start, and what the ledger knew of then */
+    uint64_t deadline_ns;              /* of the present wait; REFIT_NEVER: none */
     uint64_t deadline_told_ns;
     uint64_t settle_until_ns; /* see refit_config.n_nodes; 0: all that may move is known */
     bool begun;               /* the attempt in flight is durable */

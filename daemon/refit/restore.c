@@ -19,8 +19,6 @@ static void restore_phase(struct refit *r, struct refit_version *v, uint32_t pha
 {
     sm_init(&v->phase, refit_phase_table, (int)phase);
     r->n_committed += phase == REFIT_COMMITTED;
-    r->n_aborted += phase == REFIT_ABORTED;
-    r->n_superseded += phase == REFIT_SUPERSEDED;
 }
 
 static int restore_version(struct refit *r, const struct ledger_version *row, struct err *e)

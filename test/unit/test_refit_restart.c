@@ -151,6 +151,7 @@ START_TEST(total_is_from_submitted_to_durably_ended)
     ck_assert_ptr_nonnull(ended);
     ck_assert(ended->a.version == 1 && ended->a.attempt == v->attempt);
     ck_assert(ended->a.total_ns == v->total_ns && ended->a.stall_ns == v->stall_ns);
+    publish(&b, 1, 2, 7); /* else nobody waits for its end */
     (void)submit(&b, 2, "y", 1);
     (void)abort_version(&b, 2);
     uint64_t last = b.r->sequence;
@@ -164,6 +165,44 @@ START_TEST(total_is_from_submitted_to_durably_ended)
     ck_assert_uint_eq(did(&b, REFIT_DO_ENDED)->a.total_ns, v->total_ns);
     ck_assert_uint_eq(did(&b, REFIT_DO_ENDED)->a.stall_ns, v->stall_ns); /* released by its end */
     ck_assert_uint_gt(v->stall_ns, 0);
+    bed_close(&b);
+}
+END_TEST
+
+/* Version 1 is published after its submission, by one source a second before the other; 2 before it; 3 by nobody. */
+START_TEST(the_stall_is_from_the_first_publication_to_the_release)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    (void)submit(&b, 1, "a", 1);
+    tick(&b, 4000);
+    publish(&b, 1, 1, 5);
+    uint64_t published = b.now_ns;
+    tick(&b, 1000);
+    publish(&b, 2, 1, 6);
+    planned(&b);
+    for (uint32_t node = 0; node < 2; node++)
+        node_event(&b, REFIT_EV_PREPARED, node);
+    tick(&b, 300);
+    for (uint32_t node = 0; node < 2; node++)
+        node_event(&b, REFIT_EV_STAGED, node);
+    const struct refit_version *v = refit_find_version(b.r, 1);
+    ck_assert_int_eq(v->phase.state, REFIT_COMMITTED);
+    uint64_t released = v->submitted_ns + (uint64_t)mark_of(&b, 1, "source_released")->since_ns;
+    ck_assert_uint_eq(v->stall_ns, released - published);
+    ck_assert(v->stall_ns >= 1300 * MS && v->stall_ns < 4000 * MS);
+    publish(&b, 1, 2, 7);
+    published = b.now_ns;
+    tick(&b, 2000);
+    (void)submit(&b, 2, "b", 1);
+    (void)abort_version(&b, 2);
+    v = refit_find_version(b.r, 2);
+    ck_assert(v->stall_ns >= 2000 * MS && v->stall_ns <= b.now_ns - published);
+    (void)submit(&b, 3, "c", 1);
+    tick(&b, 1000);
+    (void)abort_version(&b, 3);
+    v = refit_find_version(b.r, 3);
+    ck_assert(v->stall_ns == 0 && v->total_ns >= 1000 * MS);
     bed_close(&b);
 }
 END_TEST
@@ -266,6 +305,30 @@ START_TEST(after_a_restart_a_version_is_committed_or_aborted)
     ev.cookie = 900;
     step(&b, ev);
     ck_assert_uint_eq(answer(&b, 900)->a.attempt, 9); /* never used before */
+    bed_close(&b);
+}
+END_TEST
+
+/* Each end counts, be it of the same version; what had ended before the start does not, in either count. */
+START_TEST(aborted_and_superseded_count_ends_since_the_start)
+{
+    struct ledger_record rows[] = {
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 1, .phase = REFIT_ABORTED, .attempt = 1, .content = {1}}},
+        {.kind = LEDGER_VERSION,
+         .model = "m",
+         .version = {.version = 2, .phase = REFIT_SUPERSEDED, .content = {1}}}};
+    struct bed b;
+    restored(&b, rows, 2);
+    ck_assert(b.r->n_aborted == 0 && b.r->n_superseded == 0);
+    bed_close(&b);
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    for (unsigned i = 0; i < 3; i++) {
+        (void)submit(&b, 1, i == 0 ? "a" : i == 1 ? "b" : "c", 1);
+        (void)abort_version(&b, 1);
+    }
+    ck_assert_uint_eq(b.r->n_aborted, 3);
     bed_close(&b);
 }
 END_TEST
@@ -538,11 +601,13 @@ END_TEST
     X(a_version_that_waits_in_the_queue_begins_when_it_has_its_turn)                               \
     X(a_version_that_never_had_its_turn_has_a_mark_of_its_submission)                              \
     X(each_source_has_its_mark_when_it_has_published)                                              \
+    X(the_stall_is_from_the_first_publication_to_the_release)                                      \
     X(total_is_from_submitted_to_durably_ended)                                                    \
     X(a_source_of_another_name_takes_the_old_ones_place_in_the_ledger)                             \
     X(a_ledger_that_is_behind_is_said)                                                             \
     X(ended_versions_are_forgotten_beyond_the_limit_but_not_the_committed_one)                     \
     X(after_a_restart_a_version_is_committed_or_aborted)                                           \
+    X(aborted_and_superseded_count_ends_since_the_start)                                           \
     X(the_attempt_mark_comes_from_whichever_row_is_highest)                                        \
     X(how_the_newest_rehearsal_ended_is_known_after_a_restart)                                     \
     X(a_row_that_makes_no_sense_is_refused)                                                        \
