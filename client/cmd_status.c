@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "client/cmd_online.h"
 #include "client/ctl.h"
+#include "client/ctl_waiting.h"
 
 #include "base/banned.h"
 
@@ -231,17 +232,14 @@ static void print_sides(const json_t *m)
 
 static void print_waiting(const json_t *state)
 {
-    size_t i;
-    json_t *who;
-    json_array_foreach(json_object_get(state, "waiting_for"), i, who)
-    {
-        if (i == 8) {
-            (void)printf(" and %zu more",
-                         json_array_size(json_object_get(state, "waiting_for")) - i);
-            break;
-        }
-        (void)printf("%s%s", i == 0 ? "; waiting for " : ", ", json_string_value(who));
-    }
+    struct buf text;
+    buf_init(&text);
+    waiting_put(&text, json_object_get(state, "waiting_for"));
+    if (buf_error(&text) != 0)
+        (void)printf("; waiting (out of memory: for whom is not said)");
+    else
+        (void)printf("%.*s", (int)text.n_bytes, text.n_bytes > 0 ? (const char *)text.data : "");
+    buf_close(&text);
 }
 
 static void print_in_flight(const json_t *m)
@@ -273,7 +271,7 @@ static void print_queue(const json_t *m)
     (void)printf("  queue        ");
     json_array_foreach(queued, i, v)(void)
         printf("%s%lld", i == 0 ? "version " : ", ", (long long)json_integer_value(v));
-    (void)printf("%s; %llu superseded, %llu aborted so far\n",
+    (void)printf("%s; %llu superseded, %llu aborted since the daemon's start\n",
                  json_array_size(queued) == 0 ? "empty" : "",
                  (unsigned long long)jnum(m, "superseded"), (unsigned long long)jnum(m, "aborted"));
 }

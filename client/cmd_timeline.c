@@ -11,7 +11,7 @@
 
 #include "base/banned.h"
 
-enum { SLOWEST_SHOWN = 8 };
+enum { SLOWEST_SHOWN = 8, LINE_CHARACTERS = 100 };
 
 static const char *const usage =
     "usage: reshardctl timeline [MODEL [VERSION]] [--last N] [--compare A-B,C-D] [--chrome FILE]\n"
@@ -25,7 +25,13 @@ static const char *const usage =
     "and\n"
     "behind the version in flight), retry (attempts before the newest), gather (publications,\n"
     "receivers), plan, prepare, ready (instances pause), start (to the first byte), wire, verify,\n"
-    "accept, commit; apply comes after.\n"
+    "accept, commit; apply comes after. Trainer stall is from the first source's publication of "
+    "the "
+    "version,\n"
+    "be it before the submission, to the release of the sources.\n"
+    "ATTEMPT ID numbers the attempts of the whole model, catch-ups and rehearsals too: it is no "
+    "count of\n"
+    "this version's.\n"
     "With two versions or more: each phase's distribution over them, firsts of an epoch apart, the "
     "refit's\n"
     "share of the cycle, and what a faster one could still save.\n"
@@ -60,7 +66,7 @@ static int print_marks(const json_t *marks)
     }
     struct cmd_table t;
     cmd_table_init(&t, "rrrll");
-    static const char *const heads[] = {"AT", "SINCE", "ATTEMPT", "MARK", "WHO"};
+    static const char *const heads[] = {"AT", "SINCE", "ATTEMPT ID", "MARK", "WHO"};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         cmd_table_cell(&t, "%s", heads[i]);
     size_t i;
@@ -134,16 +140,20 @@ static void print_phases(const json_t *v)
 {
     json_t *phases = phases_of(v), *p;
     uint64_t total = jnum(json_object_get(v, "record"), "total_ns");
-    size_t i, n = 0;
+    static const char head[] = "  phases, slowest first: ";
+    size_t i, column = sizeof head - 1;
     json_array_foreach(phases, i, p)
     {
         uint64_t took = jnum(p, "took_ns");
-        if (took == 0 && n > 0)
+        char text[96], share[16] = "";
+        if (took == 0 && i > 0)
             break; /* nor did those that follow take any */
-        (void)printf("%s%s %s", n++ == 0 ? "  phases, slowest first: " : ", ", jstr(p, "phase"),
-                     ctl_ns(took));
         if (total > 0 && strcmp(jstr(p, "phase"), "apply") != 0)
-            (void)printf(" (%.0f %%)", 100.0 * (double)took / (double)total);
+            (void)snprintf(share, sizeof share, " (%.0f %%)", 100.0 * (double)took / (double)total);
+        int n = snprintf(text, sizeof text, "%s %s%s", jstr(p, "phase"), ctl_ns(took), share);
+        bool fits = column + 3 + (size_t)n <= LINE_CHARACTERS; /* between commas */
+        (void)printf("%s%s", i == 0 ? head : fits ? ", " : ",\n    ", text);
+        column = (fits ? column + 2 : 4) + (size_t)n;
     }
     if (json_array_size(phases) > 0)
         (void)printf("\n");
@@ -188,9 +198,11 @@ static const char *plan_text(const json_t *record)
 static int print_version(const char *model, const json_t *v)
 {
     const json_t *record = json_object_get(v, "record"), *marks = json_object_get(v, "marks");
-    (void)printf("model %s version %llu: %s, attempts %llu, strategy %s, plan %s, epoch %llu\n",
+    unsigned long long attempts = jnum(record, "attempts");
+    (void)printf("model %s version %llu: %s, %llu attempt%s in all, strategy %s, plan %s, epoch "
+                 "%llu\n",
                  model, (unsigned long long)jnum(record, "version"), jstr(record, "phase"),
-                 (unsigned long long)jnum(record, "attempts"), ctl_word(jstr(record, "strategy")),
+                 attempts, attempts == 1 ? "" : "s", ctl_word(jstr(record, "strategy")),
                  plan_text(record), (unsigned long long)jnum(record, "epoch"));
     if (jstr(record, "reason")[0] != '\0')
         (void)printf("  %s\n", jstr(record, "reason"));

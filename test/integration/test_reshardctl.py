@@ -179,6 +179,11 @@ def versions_and_timeline_tell_what_happened(w):
     for part in ("version 3: committed", "wire ", "trainer stall ", "pause to resume ", "first_byte", "cycle: ",
                  "phases, slowest first: ", "SLOWEST", "rollout/instance 0", "first of an epoch", "P99"):
         assert part in text, (part, text)
+    # The head counts this version's attempts, the rows have ids; no line of the phases is long.
+    assert "version 3: committed, 1 attempt in all, " in text and "ATTEMPT ID  MARK" in text, text
+    one = w.ctl("timeline", "m", 3).stdout
+    phases = one[one.index("  phases, slowest first: "):one.index(" ATTEMPT ID ")].splitlines()[:-1]
+    assert len(phases) >= 2 and all(len(line) <= 100 for line in phases), phases
     # Phases to the commit add up to the time from submission to commit; who was slowest comes first.
     at = {x["name"]: x["at_ns"] for x in t["marks"] if x["who"] == ""}
     to_commit = [p for p in t["phases"] if p["phase"] != "apply"]
@@ -280,6 +285,9 @@ def a_version_that_nobody_publishes_can_be_aborted(w):
     while "in_flight" not in w.json("status")["models"][0]:
         assert time.monotonic() < end
     assert "waiting for" in w.ctl("status").stdout
+    while "(has not published this version)" not in (text := w.ctl("status").stdout):
+        assert time.monotonic() < end
+    assert "; waiting for trainer/ranks 0-1 (has not published this version)\n" in text, text
     assert w.json("abort", "m", "--reason", "tea time")["version"] == 10
     watch.join()
     assert "waiting for the ledger  the" not in watched[0].stdout
