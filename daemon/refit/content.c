@@ -7,11 +7,6 @@
 
 #include "base/banned.h"
 
-bool content_same(const struct refit_version *v, const struct refit_event *ev)
-{
-    return memcmp(v->content, ev->submit.content, sizeof v->content) == 0;
-}
-
 static bool has_line(const char *text, const char *line, size_t n)
 {
     for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
@@ -47,6 +42,43 @@ static bool same_options(const struct refit_version *v, const struct refit_event
             memcmp(v->options, ev->submit.options, v->n_options_bytes) == 0);
 }
 
+/* Each line of `text` but the source layouts' is in `other`. */
+static bool lines_within(const char *text, const char *other, bool *ret_source)
+{
+    static const char source[] = "source layout ";
+    bool all = true;
+    *ret_source = false;
+    for (; *text != '\0'; text += strcspn(text, "\n"), text += *text == '\n') {
+        size_t n = strcspn(text, "\n");
+        if (strncmp(text, source, sizeof source - 1) == 0)
+            *ret_source = true;
+        else if (n > 0 && !has_line(other, text, n))
+            all = false;
+    }
+    return all;
+}
+
+/* Its trainers have left for good since it was committed: that makes it no other version. */
+static bool only_source_left(const struct refit *r, const struct refit_version *v,
+                             const struct refit_event *ev)
+{
+    const char *then = v->words, *now = ev->submit.words;
+    bool had, has;
+    if (v->phase.state != REFIT_COMMITTED || then == NULL || now == NULL || !same_options(v, ev))
+        return false;
+    foreach_layout (l, r)
+        if (l->side == REFIT_SOURCE && l->wanted)
+            return false;
+    return lines_within(then, now, &had) && lines_within(now, then, &has) && had && !has;
+}
+
+bool content_same(const struct refit *r, const struct refit_version *v,
+                  const struct refit_event *ev)
+{
+    return memcmp(v->content, ev->submit.content, sizeof v->content) == 0 ||
+           only_source_left(r, v, ev);
+}
+
 const char *content_difference(struct step *s, const struct refit_version *v)
 {
     const struct refit_event *ev = s->ev;
@@ -65,16 +97,11 @@ const char *content_difference(struct step *s, const struct refit_version *v)
  * known then, and layouts that have come since. */
 static bool completes(const struct refit_version *v, const struct refit_event *ev)
 {
-    static const char source[] = "source layout ";
-    const char *line = v->words, *now = ev->submit.words;
-    if (v->phase.state != REFIT_SUBMITTED || line == NULL || now == NULL || !same_options(v, ev))
+    const char *then = v->words, *now = ev->submit.words;
+    bool had;
+    if (v->phase.state != REFIT_SUBMITTED || then == NULL || now == NULL || !same_options(v, ev))
         return false;
-    for (; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n') {
-        size_t n = strcspn(line, "\n");
-        if (strncmp(line, source, sizeof source - 1) == 0 || (n > 0 && !has_line(now, line, n)))
-            return false;
-    }
-    return true;
+    return lines_within(then, now, &had) && !had;
 }
 
 int content_complete(struct refit_version *v, const struct refit_event *ev)

@@ -106,6 +106,9 @@ void queue_unexclude(const struct refit *r);
 const char *queue_submit_fault(struct step *s);
 /* A version that is on its way, queued or being written; NULL: none. */
 const struct refit_version *queue_newest_open(const struct refit *r);
+/* A trainer that has lost count publishes other weights under a number that is committed. Its refusal, in words. */
+bool published_differs(const struct refit *r, const struct refit_version *v);
+const char *published_differs_text(struct step *s, const struct refit_version *v);
 void queue_fill(struct refit_version *v, const struct refit *r, const struct refit_event *ev);
 /* What SUBMIT allocates, all before anything is changed. */
 struct parcel {
@@ -123,8 +126,9 @@ uint32_t version_min_instances(const struct refit_version *v, const struct refit
 
 /* --- content.c --- */
 
-/* SUBMIT asks for what `v` is. */
-bool content_same(const struct refit_version *v, const struct refit_event *ev);
+/* SUBMIT asks for what `v` is; of a committed one also where its source layout has left since. */
+bool content_same(const struct refit *r, const struct refit_version *v,
+                  const struct refit_event *ev);
 /* In words, how a version's content differs from what is submitted now. */
 const char *content_difference(struct step *s, const struct refit_version *v);
 /* Where `v` (NULL: nothing to do) waits, submitted before any trainer had attached, and is submitted again now that its

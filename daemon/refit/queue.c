@@ -171,7 +171,7 @@ static int submit_repeated(struct step *s, const struct refit_version *v,
                            const struct refit_request *request)
 {
     const struct refit_event *ev = s->ev;
-    if (v->version != ev->submit.version || !content_same(v, ev))
+    if (v->version != ev->submit.version || !content_same(s->r, v, ev))
         return refuse(s, RS_EEXIST,
                       step_text(s, "request id '%.128s' was used for version %llu%s", request->id,
                                 ULL(v->version),
@@ -336,11 +336,18 @@ static bool is_published(const struct refit *r, uint64_t version)
     return false;
 }
 
-/* A trainer that has lost count publishes other weights under a number that is taken. */
-static bool published_differs(const struct refit *r, const struct refit_version *v)
+bool published_differs(const struct refit *r, const struct refit_version *v)
 {
     uint64_t content = is_published(r, v->version) ? attempt_content(r, v->version) : 0;
     return content != 0 && v->publication != 0 && content != v->publication;
+}
+
+const char *published_differs_text(struct step *s, const struct refit_version *v)
+{
+    return step_text(s,
+                     "version %llu is committed already, with other weights than are published "
+                     "under it now; use a new version",
+                     ULL(v->version));
 }
 
 static int refuse_content(struct step *s, const struct refit_version *v)
@@ -351,6 +358,15 @@ static int refuse_content(struct step *s, const struct refit_version *v)
                             ULL(v->version),
                             committed ? "is committed already" : "was submitted and is ",
                             committed ? "" : sm_name(&v->phase), content_difference(s, v)));
+}
+
+/* A trainer whose memory is promised for the committed version once more: side_consider says when it has it back. */
+static void note_again(const struct refit *r, struct refit_version *v)
+{
+    foreach_worker (w, r)
+        if (v->phase.state == REFIT_COMMITTED && v->version == r->committed && !w->gone &&
+            w->layout->side == REFIT_SOURCE && w->published == v->version && !w->released)
+            v->submitted_again = true;
 }
 
 int queue_submit(struct step *s)
@@ -369,19 +385,16 @@ int queue_submit(struct step *s)
     struct refit_version *v = refit_find_version(r, s->ev->submit.version);
     if (content_complete(v, s->ev) != 0)
         return RS_ENOMEM;
+    if (v != NULL)
+        note_again(r, v);
     struct refit_request *request = find_request(r, s->ev->submit.request_id, &v);
     if (request != NULL)
         return submit_repeated(s, v, request);
     v = refit_find_version(r, s->ev->submit.version);
-    if (v != NULL && !content_same(v, s->ev))
+    if (v != NULL && !content_same(r, v, s->ev))
         return refuse_content(s, v);
     if (v != NULL && v->phase.state == REFIT_COMMITTED && published_differs(r, v))
-        return refuse(
-            s, RS_EEXIST,
-            step_text(s,
-                      "version %llu is committed already, with other weights than are published "
-                      "under it now; use a new version",
-                      ULL(v->version)));
+        return refuse(s, RS_EEXIST, published_differs_text(s, v));
     bool ended = v == NULL || v->phase.state == REFIT_ABORTED || v->phase.state == REFIT_SUPERSEDED;
     if (!ended && (v->phase.state != REFIT_COMMITTED || v->version == r->committed))
         return submit_known(s, v);

@@ -281,6 +281,7 @@ struct refit_version {
     uint64_t n_attempts;
     uint64_t epoch;
     bool source_released;
+    bool submitted_again;        /* COMMITTED, by a trainer that had published it again */
     bool ended_by_restart;       /* ABORTED by RESTORED */
     char reason[ERR_TEXT_BYTES]; /* ABORTING, ABORTED, SUPERSEDED */
     int code;                    /* with reason */

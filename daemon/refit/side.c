@@ -122,23 +122,54 @@ static void catch_up_begin(struct step *s, const struct refit_version *of)
     (void)step_persist(s, WRITE_BEGIN, v);
 }
 
+static bool all_published(const struct refit *r, uint64_t version)
+{
+    foreach_layout (l, r)
+        for (uint32_t rank = 0; l->side == REFIT_SOURCE && l->wanted && rank < l->n_ranks; rank++) {
+            const struct refit_worker *w = l->worker_of_rank[rank];
+            if (l->instance_of_rank[rank] != UINT32_MAX &&
+                (w == NULL || w->gone || w->published != version))
+                return false;
+        }
+    return true;
+}
+
+/* A trainer has published and submitted the committed version once more, and nobody is to be fed now: its memory is its own
+ * again. Where it holds other weights than were committed, it hears that before. */
+static void release_again(struct step *s, const struct refit_version *v)
+{
+    struct refit *r = s->r;
+    if (!v->submitted_again || !all_published(r, v->version))
+        return;
+    const char *differs = published_differs(r, v) ? published_differs_text(s, v) : NULL;
+    foreach_worker (w, r) {
+        if (w->layout->side != REFIT_SOURCE || w->published != v->version || w->released)
+            continue;
+        if (differs != NULL)
+            step_tell(s, w, REFIT_TELL_ABORTED, v, differs);
+        w->released = true;
+        step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v, "");
+    }
+}
+
 void side_consider(struct step *s)
 {
     struct refit *r = s->r;
     struct refit_layout *feed;
     r->catch_up_at_ns = REFIT_NEVER;
-    if (!r->config.catch_up || r->in_flight != NULL || !nodes_settled(r) || r->committed == 0 ||
+    if (r->in_flight != NULL || !nodes_settled(r) || r->committed == 0 ||
         r->known_committed > r->committed || queue_newest_open(r) != NULL)
         return;
     const struct refit_version *v = refit_find_version(r, r->committed);
     if (v == NULL)
         return; /* its row is lost: nobody knows what was asked for */
     foreach_layout (l, r)
-        if (l->side == REFIT_DESTINATION && l->wanted && layout_due(s, v, l) &&
-            can_be_fed(r, v, l, &feed)) {
+        if (r->config.catch_up && l->side == REFIT_DESTINATION && l->wanted &&
+            layout_due(s, v, l) && can_be_fed(r, v, l, &feed)) {
             catch_up_begin(s, v);
             return;
         }
+    release_again(s, v);
 }
 
 /* --- why it does not come --- */

@@ -199,6 +199,12 @@ static void missing_destinations(struct walk *k, const struct refit *r,
     }
     if (!any)
         missing(k, "an inference worker: none has attached");
+}
+
+/* First, for a misspelt one is waited for in vain: it must not drown in ranks that will come. */
+static void missing_policy_layouts(struct walk *k, const struct refit *r,
+                                   const struct refit_version *v)
+{
     for (uint32_t i = 0; i < v->n_policies; i++) {
         const struct refit_layout *l =
             refit_find_layout(r, REFIT_DESTINATION, v->policies[i].layout_name);
@@ -265,6 +271,7 @@ static void missing_in_flight(struct walk *k, const struct refit *r, const struc
         else if (!nodes_settled(r))
             missing(k, "nodes that may still move bytes for the coordinator before this one");
         else if (v->kind != REFIT_KIND_CATCH_UP) {
+            missing_policy_layouts(k, r, v);
             missing_sources(k, r, v);
             missing_destinations(k, r, v);
             missing_broken_nodes(k, r);

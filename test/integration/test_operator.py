@@ -533,6 +533,21 @@ class OneNode(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertIn("version 1 is not above 2, which is committed", err)
 
+    def test_a_committed_version_is_the_same_when_its_trainers_were_evicted(self):
+        with Daemon() as daemon:
+            f = rig.Fleet(daemon, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7], automatic=True)
+            f.refit(1)
+            for w in daemon.status("m").models[0].workers:
+                if w.side == pb.SIDE_SOURCE:
+                    code, _, err = ctl(daemon, "evict", f"{w.worker:016x}")
+                    self.assertEqual(code, 0, err)
+            self.assertEqual([w for w in daemon.status("m").models[0].workers if w.side == pb.SIDE_SOURCE], [])
+            code, out, err = ctl(daemon, "submit", "m", 1)
+            self.assertEqual((code, err), (0, ""), out)
+            code, out, err = ctl(daemon, "submit", "m", 1, "--verify", "off")
+            self.assertEqual(code, 1)
+            self.assertIn("version 1 is committed already, with other content", err)
+
 
 if __name__ == "__main__":
     main()

@@ -114,8 +114,9 @@ class World:
         self.clients.append(reshard.Client(self.daemon.socket, timeout=WAIT_S))
         return self.clients[-1]
 
-    def push(self, version, attempts=3, **options):
-        """All trainers at once; what each ended with. options: of the submit."""
+    def push(self, version, attempts=3, holds=None, **options):
+        """All trainers at once; what each ended with. holds: the version whose weights they have, where it is another;
+        options: of the submit."""
         ends = [None, None]
 
         def one(i):
@@ -124,7 +125,7 @@ class World:
             except BaseException as e:
                 ends[i] = e
         for w in self.sources:
-            fill(w, version)
+            fill(w, holds or version)
         threads = [threading.Thread(target=one, args=(i,)) for i in (0, 1)]
         for t in threads:
             t.start()
@@ -183,6 +184,25 @@ class Refits(unittest.TestCase):
             e.wait(2)
             self.assertEqual(e.told, ["pause", 2])
             self.assertEqual(wrong(e.worker, 2), [])
+
+    def test_a_push_of_the_committed_version_ends_and_with_other_weights_is_refused(self):
+        w = World(self)
+        self.assertEqual(w.push(1), [None, None])
+        for e in w.engines:
+            e.wait(1)
+        w.clients[0].wait("m", 1, timeout=WAIT_S)
+        self.assertEqual(w.push(1), [None, None])
+        for rank, s in enumerate(w.sources):  # restarted
+            s.detach()
+            w.sources[rank] = w.client().attach("m", "source", layout(SOURCE), rank, device=rank, timeout=WAIT_S)
+        self.assertEqual(w.push(1), [None, None])
+        for end in w.push(1, holds=7):
+            self.assertIsInstance(end, reshard.AlreadyExists)
+            self.assertIn("version 1 is committed already, with other weights than are published", str(end))
+        self.assertEqual(w.push(2), [None, None])
+        for e in w.engines:
+            e.wait(2)
+            self.assertEqual(e.told, ["pause", 1, "pause", 2])
 
     def test_an_abort_from_before_the_publication_is_none_of_this_push(self):
         w = World(self)

@@ -220,6 +220,32 @@ START_TEST(other_content_is_refused_by_what_differs)
 }
 END_TEST
 
+/* Nothing differs but that nobody is there to publish it any more. */
+START_TEST(a_committed_version_stays_the_same_when_its_trainers_have_left_for_good)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    const char *full = "source layout 't' (01)\ndestination layout 'd' (02)\nverify off\n";
+    ck_assert_str_eq(submit_words(&b, 3, "a", 1, full), "");
+    publish_all(&b, 3);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
+    leave(&b, 1, true);
+    leave(&b, 2, true);
+    ck_assert_str_eq(submit_words(&b, 3, "b", 2, "destination layout 'd' (02)\nverify off\n"), "");
+    ck_assert_str_eq(submit_words(&b, 3, "a", 2, "destination layout 'd' (02)\nverify off\n"), "");
+    ck_assert_str_eq(submit_words(&b, 3, "c", 3, "destination layout 'd' (03)\nverify off\n"),
+                     "version 3 is committed already, with other content (then source layout 't' "
+                     "(01), destination layout 'd' (02); now destination layout 'd' (03)); use a "
+                     "new version");
+    bed_close(&b);
+}
+END_TEST
+
 /* The record of a version that is being committed must not be written over by a second request for it. */
 START_TEST(a_request_during_the_commit_leaves_the_versions_record_alone)
 {
@@ -487,6 +513,21 @@ START_TEST(what_is_waited_for_is_said_in_words)
 }
 END_TEST
 
+/* A misspelt one is said before the ranks that will come yet, of which there may be more than are told. */
+START_TEST(a_layout_that_only_the_policy_knows_is_the_first_that_is_waited_for)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    ck_assert_int_eq(code(&b, submit_with(&b, 1, "a", "roll-out", 1)), 0);
+    const char *foremost = "layout 'roll-out', which the policy names and no worker has; ";
+    ck_assert_int_eq(strncmp(waiting_for(&b, 1), foremost, strlen(foremost)), 0);
+    ck_assert_ptr_nonnull(strstr(waiting_for(&b, 1), "train/rank 0 (has not published"));
+    publish_all(&b, 1);
+    ck_assert_str_eq(waiting_for(&b, 1), foremost);
+    bed_close(&b);
+}
+END_TEST
+
 /* --- memory that runs out --- */
 
 /* Every event fails at its i-th allocation, then is given again: nothing may have changed in between. */
@@ -535,6 +576,7 @@ END_TEST
     X(a_queued_version_is_superseded_by_a_newer_one)                                               \
     X(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)                        \
     X(other_content_is_refused_by_what_differs)                                                    \
+    X(a_committed_version_stays_the_same_when_its_trainers_have_left_for_good)                     \
     X(a_request_during_the_commit_leaves_the_versions_record_alone)                                \
     X(a_refit_goes_through_every_phase_in_order)                                                   \
     X(nothing_is_planned_before_attempt_and_epoch_are_durable)                                     \
@@ -544,5 +586,6 @@ END_TEST
     X(versions_to_changing_sets_of_receivers_all_commit)                                           \
     X(what_does_not_fit_the_state_is_refused_with_its_reason)                                      \
     X(what_is_waited_for_is_said_in_words)                                                         \
+    X(a_layout_that_only_the_policy_knows_is_the_first_that_is_waited_for)                         \
     X(a_refit_survives_every_failed_allocation)
 #include "test/lib/main.h"

@@ -186,6 +186,76 @@ START_TEST(a_trainer_that_has_published_the_committed_version_again_feeds_a_newc
 }
 END_TEST
 
+/* A push of what is committed already, by one that has restarted or lost count: what it waits for is its memory. */
+START_TEST(a_trainer_that_publishes_and_submits_the_committed_version_again_has_its_memory_back)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    publish_all(&b, 1);
+    ck_assert(!worker(&b, 1)->released && !worker(&b, 2)->released); /* it stands by to feed */
+    ck_assert_int_eq(code(&b, submit(&b, 1, "b", 1)), 0);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 2);
+    ck_assert(worker(&b, 1)->released && worker(&b, 2)->released);
+    for (uint64_t w = 1; w <= 2; w++) { /* and again, each when it comes */
+        publish(&b, w, 1, 10 + w);
+        ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 1);
+        ck_assert_uint_eq(told(&b, REFIT_TELL_ABORTED), 0);
+        ck_assert(worker(&b, w)->released);
+    }
+    bed_close(&b);
+}
+END_TEST
+
+static void trainer_restarts(struct bed *b)
+{
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        leave(b, 1 + rank, false);
+        (void)attach(b, (struct attach){31 + rank, 0, REFIT_SOURCE, "train", rank,
+                                        REFIT_RECEIVE_NONE, false, 0, 0});
+    }
+}
+
+START_TEST(a_trainer_that_restarts_and_submits_the_committed_version_again_feeds_first)
+{
+    struct bed b;
+    newcomer(&b, REFIT_STAGED_RECEIVE, false);
+    trainer_restarts(&b);
+    publish(&b, 31, 1, 11);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "b", 1)), 0);
+    ck_assert_ptr_null(b.r->in_flight);
+    ck_assert(!worker(&b, 31)->released); /* the other has not published yet */
+    publish(&b, 32, 1, 12);
+    ck_assert_ptr_nonnull(b.r->in_flight);
+    ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
+    planned(&b);
+    carried_out(&b, REFIT_EV_PREPARED);
+    ck_assert(!worker(&b, 31)->released && !worker(&b, 32)->released); /* it is read */
+    carried_out(&b, REFIT_EV_STAGED);
+    ck_assert_uint_eq(worker(&b, 22)->held, 1);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 2);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_trainer_that_submits_the_committed_version_again_with_other_weights_is_told_so)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    whole(&b, 1, "a");
+    trainer_restarts(&b);
+    publish(&b, 31, 1, 11);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "b", 1)), 0); /* nobody can tell yet */
+    ck_assert(!worker(&b, 31)->released);
+    publish(&b, 32, 1, 99);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_ABORTED), 2);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 2);
+    publish(&b, 31, 1, 11);
+    says(&b, submit(&b, 1, "c", 1), RS_EEXIST, "with other weights");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_trainer_that_is_about_to_publish_something_else_feeds_nobody)
 {
     struct bed b;
@@ -449,6 +519,9 @@ END_TEST
     X(what_a_newcomer_holds_of_a_catch_up_that_gave_way_holds_up_nobody)                           \
     X(a_newcomer_that_has_the_bytes_already_is_asked_again_without_any)                            \
     X(a_trainer_that_has_published_the_committed_version_again_feeds_a_newcomer)                   \
+    X(a_trainer_that_publishes_and_submits_the_committed_version_again_has_its_memory_back)        \
+    X(a_trainer_that_restarts_and_submits_the_committed_version_again_feeds_first)                 \
+    X(a_trainer_that_submits_the_committed_version_again_with_other_weights_is_told_so)            \
     X(a_trainer_that_is_about_to_publish_something_else_feeds_nobody)                              \
     X(a_trainer_with_other_weights_feeds_nobody)                                                   \
     X(a_catch_up_that_fails_is_tried_again_each_time_later)                                        \

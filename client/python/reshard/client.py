@@ -496,7 +496,9 @@ class Worker:
         returns when the memory may be written again: received and verified everywhere, unless the submit's release_at says
         "read" or "committed". An attempt that is aborted before that is published (and submitted) again, by every worker of the
         side, `attempts` times in all; then Aborted. After the loss of a daemon it publishes again where it is asked to.
-        Where the submit is refused, the worker that submits raises at once; the others wait until the timeout is over.
+        The newest committed version with the same content is nothing new: it returns when newcomers of now have been fed from it;
+        with other weights it is AlreadyExists. Where the submit is refused, the worker that submits raises at once; the others
+        wait until the timeout is over.
         Client.wait tells whether the version was committed, too."""
         end = time.monotonic() + timeout
         for left in reversed(range(attempts)):
@@ -506,8 +508,16 @@ class Worker:
             reason = self._released(version, end)
             if reason is None:
                 return
+            if self._known_committed(version):
+                raise errors.AlreadyExists(f"{self.model}: {reason}")
             if left == 0:
                 raise errors.Aborted(f"version {version} of {self.model} was aborted {attempts} times: {reason}")
+
+    def _known_committed(self, version: int) -> bool:
+        try:
+            return self._client.committed(self.model).version >= version
+        except errors.NotFound:
+            return False
 
     def _released(self, version: int, end: float) -> Optional[str]:
         """Waits for the release. None, or why the attempt was aborted (an abort releases, too). An abort may be older than
