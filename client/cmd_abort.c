@@ -34,7 +34,7 @@ static const char *const drain_usage =
 int cmd_abort(int argc, char **argv)
 {
     struct ctl c;
-    const char *reason = "with reshardctl abort";
+    const char *reason = "reshardctl abort";
     uint64_t version;
     const struct ctl_option own[] = {{"reason", &reason, NULL}};
     if (!ctl_begin(&c, "abort", abort_usage, own, 1, 1, 2, argc, argv))

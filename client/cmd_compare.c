@@ -128,11 +128,12 @@ static int check_sets(const struct ctl *c, const json_t *comparison)
             continue;
         return ctl_fail(c,
                         err_set(&err, RS_ENOTFOUND,
-                                "versions %llu to %llu: none was committed (%llu were not); see "
+                                "versions %llu to %llu: none was committed (%llu %s not); see "
                                 "reshardctl versions",
                                 (unsigned long long)jnum(set, "from"),
                                 (unsigned long long)jnum(set, "to"),
-                                (unsigned long long)jnum(set, "not_committed")),
+                                (unsigned long long)jnum(set, "not_committed"),
+                                jnum(set, "not_committed") == 1 ? "was" : "were"),
                         &err);
     }
     return CMD_OK;

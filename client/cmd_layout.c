@@ -200,7 +200,13 @@ static int parse_options(int argc, char **argv, struct layout_options *o)
             return cmd_bad_option("layout", o->json, c, argv);
         }
     }
-    if (argc - optind != 1)
+    if (argc - optind > 1)
+        return cmd_usage(
+            "layout", o->json,
+            "one FILE is needed, there are %d: a destination is compared with its source by "
+            "layout check DESTINATION --source SOURCE",
+            argc - optind);
+    if (argc - optind < 1)
         return cmd_usage("layout", o->json, "one FILE is needed");
     o->file = argv[optind];
     return CMD_OK;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/size.h"
 
 #include "base/banned.h"
 
@@ -21,8 +22,8 @@ static const char usage[] =
     "  --rule GLOB=STRATEGY   strategy of the tensors whose names match; the first match counts\n"
     "  --no-relay             only source holders send\n"
     "  --no-staging-ingest    only devices that need a cell take it in\n"
-    "  --least-piece-bytes N  cells are not split below this (default 262144)\n"
-    "  --chunk-bytes N        greatest message (default 8388608)\n"
+    "  --least-piece-bytes N  cells are not split below this (default 256KiB)\n"
+    "  --chunk-bytes N        greatest message (default 8MiB)\n"
     "  --ring-slots N         staging slots per device (default 8)\n"
     "  --explain TENSOR [RANK]  in words, where that tensor (of that rank) comes from, and why\n"
     "  --simulate             runs the plan on a model of the links: time line, busiest devices\n"
@@ -73,6 +74,18 @@ static int set_number(const struct options *o, const char *option, uint64_t leas
         return CMD_OK;
     return cmd_usage("plan", o->json, "--%s '%s': use a whole number, %" PRIu64 " … %" PRIu64,
                      option, optarg, least, greatest);
+}
+
+static int set_bytes(const struct options *o, const char *option, uint64_t least, uint64_t greatest,
+                     uint64_t *ret)
+{
+    uint64_t bytes;
+    if (size_parse(optarg, &bytes) != 0 || bytes < least || bytes > greatest)
+        return cmd_usage("plan", o->json,
+                         "--%s '%s': use bytes, or KiB, MiB, GiB, TiB, %" PRIu64 " … %" PRIu64,
+                         option, optarg, least, greatest);
+    *ret = bytes;
+    return CMD_OK;
 }
 
 enum long_option {
@@ -187,9 +200,9 @@ static int take_option(struct options *o, int c, char **argv)
         o->plan.staging_ingest = false;
         return CMD_OK;
     case OPT_LEAST_PIECE:
-        return set_number(o, "least-piece-bytes", 1, UINT64_C(1) << 40, &o->plan.least_piece_bytes);
+        return set_bytes(o, "least-piece-bytes", 1, UINT64_C(1) << 40, &o->plan.least_piece_bytes);
     case OPT_CHUNK:
-        return set_number(o, "chunk-bytes", 16, UINT64_C(1) << 32, &o->plan.chunk_bytes);
+        return set_bytes(o, "chunk-bytes", 16, UINT64_C(1) << 32, &o->plan.chunk_bytes);
     case OPT_RING:
         return set_ring(o);
     case OPT_EXPLAIN:

@@ -459,6 +459,20 @@ static int print_ranks(const char *tensor, json_t *ranks)
     return r;
 }
 
+static int nothing_told(const struct plan_run *run, const char *tensor, int64_t rank, struct err *e)
+{
+    uint32_t n_ranks = 0;
+    for (uint32_t i = 0; i < run->n_destinations; i++)
+        if (layout_find(run->destinations[i], tensor) >= 0 &&
+            run->destinations[i]->n_ranks > n_ranks)
+            n_ranks = run->destinations[i]->n_ranks;
+    if (n_ranks > 0 && rank >= (int64_t)n_ranks)
+        return err_set(e, RS_ENOTFOUND,
+                       "no destination of '%s' has a rank %" PRId64 ": there are 0 … %" PRIu32,
+                       tensor, rank, n_ranks - 1);
+    return err_set(e, RS_ENOTFOUND, "no destination rank needs '%s'", tensor);
+}
+
 int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t rank, bool json,
                      struct err *e)
 {
@@ -478,8 +492,5 @@ int cmd_plan_explain(const struct plan_run *run, const char *tensor, int64_t ran
     json_decref(ranks);
     if (r != 0)
         return err_set(e, r, "out of memory");
-    if (said == 0)
-        return err_set(e, RS_ENOTFOUND, "no destination rank%s needs '%s'",
-                       rank >= 0 ? " of that number" : "", tensor);
-    return 0;
+    return said == 0 ? nothing_told(run, tensor, rank, e) : 0;
 }

@@ -15,6 +15,7 @@
 
 #include "base/mem.h"
 #include "base/netaddr.h"
+#include "base/size.h"
 #include "device/device.h"
 #include "exec/budget.h"
 #include "refit/refit.h"
@@ -184,25 +185,6 @@ static int number_parse(const char *text, int base, uint64_t *ret)
     return 0;
 }
 
-/* "8388608", "8 MiB", "8MiB"; KiB, MiB, GiB, TiB. */
-static int bytes_parse(const char *text, uint64_t *ret)
-{
-    static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
-    char *end;
-    errno = 0;
-    if (text[0] < '0' || text[0] > '9')
-        return RS_EINVAL;
-    unsigned long long v = strtoull(text, &end, 10);
-    while (*end == ' ')
-        end++;
-    for (unsigned i = 0; errno == 0 && i < sizeof units / sizeof *units; i++)
-        if (strcmp(end, units[i]) == 0 && v <= UINT64_MAX >> (10 * i)) {
-            *ret = (uint64_t)v << (10 * i);
-            return 0;
-        }
-    return RS_EINVAL;
-}
-
 static int rate_parse(const char *text, double *ret)
 {
     char *end;
@@ -273,7 +255,7 @@ static int setting_store(const struct setting *s, struct config *c, const char *
             return err_set(e, RS_EINVAL, "'%s' is no octal number such as 0660", value);
         return number_store(s, field, v, e);
     case BYTES:
-        if (bytes_parse(value, &v) != 0)
+        if (size_parse(value, &v) != 0)
             return err_set(e, RS_EINVAL, "'%s' is no size; write bytes, or KiB, MiB, GiB, TiB",
                            value);
         return number_store(s, field, v, e);

@@ -326,7 +326,10 @@ class Plan(unittest.TestCase):
         self.assertEqual([(h["from"]["rank"], h["tier"], h["bytes"], h["boxes"]) for h in rank["hops"]],
                          [(s, "network", 16, [{"offset": [4 * s, 4], "size": [4, 2]}]) for s in (0, 1)])
         self.assertEqual(example().plan("--explain", "v").returncode, 2)
-        self.assertEqual(example().plan("--explain", "w", "9").returncode, 2)
+        r = example().plan("--explain", "w", "9")
+        n = max(d["ranks"] for d in example().destinations)
+        self.assertEqual((r.returncode, r.stderr),
+                         (2, f"reshardctl plan: no destination of 'w' has a rank 9: there are 0 … {n - 1}\n"))
 
     def test_transfers_of_one_route_are_explained_as_one_hop(self):
         """Staging on n1:1 takes in half of what the one taker in rack1 needs; small pieces make many transfers."""
@@ -362,6 +365,24 @@ class Plan(unittest.TestCase):
         self.assertEqual(f.plan("--rule", "w*=gather-broadcast", "--json").stdout.count("staging"),
                          f.plan("--strategy", "gather-broadcast", "--json").stdout.count("staging"))
         self.assertEqual(f.plan("--rule", "x*=gather-broadcast", "--json").stdout.count("staging"), 0)
+
+    def test_sizes_are_taken_as_in_the_config(self):
+        f = example()
+        transfers = {}
+        for chunk, piece in ((16, 1), ("1KiB", "1 KiB"), ("1 KiB", "1KiB"), (1024, 1024)):
+            r = f.plan("--strategy", "direct", "--chunk-bytes", chunk, "--least-piece-bytes", piece, "--json")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            transfers[chunk] = {k: v for k, v in json.loads(r.stdout).items() if k != "summary"}
+        self.assertEqual(transfers["1KiB"], transfers[1024])
+        self.assertEqual(transfers["1 KiB"], transfers[1024])
+        self.assertNotEqual(transfers[16], transfers[1024])
+        self.assertIn("use bytes, or KiB, MiB", f.plan("--chunk-bytes", "8MB").stderr)
+
+    def test_a_second_layout_to_check_is_told_of_source(self):
+        r = ctl("layout", "check", "a.json", "b.json")
+        self.assertEqual((r.returncode, r.stderr), (2, "reshardctl layout: one FILE is needed, there are 2: a destination is "
+                                                       "compared with its source by layout check DESTINATION --source SOURCE (reshardctl layout --help tells more)\n"))
+        self.assertIn("one FILE is needed (", ctl("layout", "check").stderr)
 
     def test_bad_usage_and_input_exit_2_with_the_cause(self):
         f = example()

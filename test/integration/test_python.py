@@ -204,6 +204,11 @@ class Refits(unittest.TestCase):
             e.wait(2)
             self.assertEqual(e.told, ["pause", 1, "pause", 2])
 
+    def test_a_layout_that_is_none_is_said_so(self):
+        w = World(self)
+        with self.assertRaisesRegex(reshard.InvalidArgument, r"layout: a reshard\.Layout .*, not dict"):
+            w.clients[0].attach("m", "source", {}, 0)
+
     def test_an_abort_from_before_the_publication_is_none_of_this_push(self):
         w = World(self)
         w.clients[0].submit("m", 1, timeout=WAIT_S)  # by somebody who does not wait for the trainers

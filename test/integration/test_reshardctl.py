@@ -294,6 +294,7 @@ def a_version_that_nobody_publishes_can_be_aborted(w):
     assert watched[0].returncode == FAILED and "tea time" in watched[0].stdout, watched
     assert w.json("versions", "m", "--last", 1)["versions"][0]["phase"] == "aborted"
     assert ", plan -, " in w.ctl("timeline", "m", 10).stdout  # it never had one
+    fails(w, FAILED, "timeline", "m", "--compare", "1-2,10-11", says="versions 10 to 11: none was committed (1 was not); see")
 
 
 def a_version_whose_marks_are_lost_says_so(w):
@@ -316,7 +317,7 @@ def submit_with_wait_ends_as_its_version_does(w):
             assert time.monotonic() < end
         assert w.ctl("abort", "m", version).returncode == OK
         waiting.join()
-        assert ended[0].returncode == FAILED, ended
+        assert ended[0].returncode == FAILED and "aborted by request: reshardctl abort" in ended[0].stdout, ended
         states = [json.loads(line) for line in ended[0].stdout.splitlines()] if more else None
         assert states[-1]["phase"] == "aborted" if more else f"version {version} aborted" in ended[0].stdout, ended
 

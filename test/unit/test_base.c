@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/mailbox.h"
 #include "base/mem.h"
+#include "base/size.h"
 
 START_TEST(err_prefix_builds_a_path_of_what_was_done)
 {
@@ -54,6 +55,44 @@ START_TEST(err_status_round_trips_for_every_code)
         ck_assert_int_eq(err_status(err_from_status(status)), status);
     }
     ck_assert_int_eq(err_from_status(0), 0);
+}
+END_TEST
+
+START_TEST(a_size_is_bytes_or_a_number_of_binary_units)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"0", 0},
+                {"8388608", 8388608},
+                {"8 MiB", 8388608},
+                {"8MiB", 8388608},
+                {"3KiB", 3072},
+                {"2  GiB", UINT64_C(2147483648)},
+                {"1TiB", UINT64_C(1099511627776)},
+                {"18446744073709551615", UINT64_MAX}};
+    static const char *const bad[] = {"",
+                                      "MiB",
+                                      "-1",
+                                      "+1",
+                                      " 1",
+                                      "1MB",
+                                      "1mib",
+                                      "1 MiB ",
+                                      "1.5MiB",
+                                      "0x10",
+                                      "8MiBs",
+                                      "16777216TiB",
+                                      "18446744073709551616"};
+    uint64_t bytes;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        ck_assert_int_eq(size_parse(good[i].text, &bytes), 0);
+        ck_assert_uint_eq(bytes, good[i].bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        bytes = 7;
+        ck_assert_msg(size_parse(bad[i], &bytes) == RS_EINVAL && bytes == 7, "'%s'", bad[i]);
+    }
 }
 END_TEST
 
@@ -200,6 +239,7 @@ END_TEST
     X(err_prefix_does_not_say_the_same_twice)                                                      \
     X(err_text_is_cut_at_a_whole_character)                                                        \
     X(err_status_round_trips_for_every_code)                                                       \
+    X(a_size_is_bytes_or_a_number_of_binary_units)                                                 \
     X(mem_fails_at_the_armed_call_and_only_there)                                                  \
     X(buf_reader_gives_back_what_was_put_and_marks_a_short_read)                                   \
     X(buf_survives_every_failed_allocation)                                                        \

@@ -238,6 +238,10 @@ START_TEST(a_committed_version_stays_the_same_when_its_trainers_have_left_for_go
     leave(&b, 2, true);
     ck_assert_str_eq(submit_words(&b, 3, "b", 2, "destination layout 'd' (02)\nverify off\n"), "");
     ck_assert_str_eq(submit_words(&b, 3, "a", 2, "destination layout 'd' (02)\nverify off\n"), "");
+    ck_assert_ptr_nonnull(strstr(submit_words(&b, 3, "d", 4,
+                                              "destination layout 'd' (02)\n"
+                                              "destination layout 'e' (05)\nverify off\n"),
+                                 "now destination layout 'e' (05)")); /* it has not got that */
     ck_assert_str_eq(submit_words(&b, 3, "c", 3, "destination layout 'd' (03)\nverify off\n"),
                      "version 3 is committed already, with other content (then source layout 't' "
                      "(01), destination layout 'd' (02); now destination layout 'd' (03)); use a "

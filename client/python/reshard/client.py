@@ -308,6 +308,8 @@ class Client:
         worker's `live` and `shadow` then tell. AlreadyExists: that rank is attached; FailedPrecondition: its layout differs from
         its peers'; InvalidArgument: a binding that leaves its segment, overlaps another or misses a part."""
         number = _chosen("side", _SIDES, side)
+        if not isinstance(layout, Layout):
+            raise errors.InvalidArgument(f"layout: a reshard.Layout (from JSON text, or Layout.load(path)), not {type(layout).__name__}")
         receive = receive or ("none" if side == "source" else "staged")
         made: List[Segment] = []
         try:
