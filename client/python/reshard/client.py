@@ -510,7 +510,7 @@ class Worker:
             reason = self._released(version, end)
             if reason is None:
                 return
-            if self._known_committed(version):
+            if left == 0 and self._known_committed(version):
                 raise errors.AlreadyExists(f"{self.model}: {reason}")
             if left == 0:
                 raise errors.Aborted(f"version {version} of {self.model} was aborted {attempts} times: {reason}")
