@@ -10,6 +10,7 @@ import tempfile
 import threading
 import types
 import unittest
+import unittest.mock
 
 import rig
 from rig import SLOW, WAIT_S, Daemon
@@ -184,6 +185,30 @@ class Refits(unittest.TestCase):
             e.wait(2)
             self.assertEqual(e.told, ["pause", 2])
             self.assertEqual(wrong(e.worker, 2), [])
+
+    def test_a_rank_that_is_late_for_a_retry_hears_that_it_was_the_last(self):
+        # Receivers that hold the version feed the retry: it runs, and ends, without the publication of the one that is late.
+        def check(version):
+            raise ValueError("row 3 looks odd")
+        w = World(self, "in_place", check)
+        late, over, released = w.sources[1], threading.Event(), w.sources[1]._released
+
+        def first_then_late(version, end):
+            self.assertFalse(over.is_set(), "it took part in the retry")
+            ended = released(version, end)
+            self.assertTrue(over.wait(WAIT_S))
+            return ended
+        push = w.sources[0].push
+
+        def push_and_say(*args, **options):
+            try:
+                push(*args, **options)
+            finally:
+                over.set()
+        with unittest.mock.patch.object(late, "_released", first_then_late), unittest.mock.patch.object(w.sources[0], "push", push_and_say):
+            for end in w.push(1, attempts=2, release_at="committed"):
+                self.assertIsInstance(end, reshard.Aborted)
+                self.assertIn("ValueError: row 3 looks odd", str(end))
 
     def test_a_push_of_the_committed_version_ends_and_with_other_weights_is_refused(self):
         w = World(self)

@@ -502,18 +502,30 @@ class Worker:
         with other weights it is AlreadyExists. Where the submit is refused, the worker that submits raises at once; the others
         wait until the timeout is over.
         Client.wait tells whether the version was committed, too."""
-        end = time.monotonic() + timeout
+        end, last = time.monotonic() + timeout, 0
         for left in reversed(range(attempts)):
-            self.publish(version, timeout=max(0.001, end - time.monotonic()))
-            if submit:
-                self._client.submit(self.model, version, **(submit if isinstance(submit, dict) else {}))
-            reason = self._released(version, end)
-            if reason is None:
+            over = None if submit else self._over_without(version, last)
+            if over is None:
+                self.publish(version, timeout=max(0.001, end - time.monotonic()))
+                if submit:
+                    self._client.submit(self.model, version, **(submit if isinstance(submit, dict) else {}))
+                over = self._released(version, end)
+            if over is None:
                 return
-            if left == 0 and self._known_committed(version):
-                raise errors.AlreadyExists(f"{self.model}: {reason}")
-            if left == 0:
-                raise errors.Aborted(f"version {version} of {self.model} was aborted {attempts} times: {reason}")
+            last, reason = over.attempt, over.reason or "no reason given"
+        if self._known_committed(version):
+            raise errors.AlreadyExists(f"{self.model}: {reason}")
+        raise errors.Aborted(f"version {version} of {self.model} was aborted {attempts} times: {reason}")
+
+    def _over_without(self, version: int, last: int) -> Optional[Event]:
+        """The end of a retry (an attempt after `last`, the last one that this worker was in) that was aborted before this worker
+        has published again: receivers that hold the version feed each other. None: there was none."""
+        while last != 0 and (e := self.next_event(0)) is not None:
+            if e.type == "evicted":
+                raise self._evicted(e)
+            if e.type == "aborted" and e.version == version and e.attempt > last:
+                return e
+        return None
 
     def _known_committed(self, version: int) -> bool:
         try:
@@ -521,10 +533,10 @@ class Worker:
         except errors.NotFound:
             return False
 
-    def _released(self, version: int, end: float) -> Optional[str]:
-        """Waits for the release. None, or why the attempt was aborted (an abort releases, too). An abort may be older than
-        the publication: of an attempt that this worker had not published for yet, which releases nothing."""
-        reason, aborted, lost = None, 0, False
+    def _released(self, version: int, end: float) -> Optional[Event]:
+        """Waits for the release. None, or the abort that it follows. An abort may be older than the publication: of an attempt
+        that this worker had not published for yet, which releases nothing."""
+        aborted, lost = None, False
         while True:
             e = self.next_event(max(0, end - time.monotonic()))
             if e is None:
@@ -538,9 +550,9 @@ class Worker:
             elif e.type == "publish_requested" and lost:
                 self.publish(version, timeout=max(0.001, end - time.monotonic()))
             elif e.type == "aborted":
-                reason, aborted = e.reason or "no reason given", e.attempt
+                aborted = e
             elif e.type == "source_released":
-                return reason if e.attempt <= aborted else None
+                return aborted if aborted is not None and e.attempt <= aborted.attempt else None
 
     # ---- a destination ----
 
