@@ -47,9 +47,12 @@ class Links(Case):
         # Two ways at once take no longer than one; two into one node take twice as long.
         for flows, times in (([("n0", "n1", n)], 1), ([("n0", "n1", n), ("n1", "n0", n)], 1),
                              ([("n0", "n1", n), ("n0", "n1", n)], 2)):
-            s = raw_tcp.measure(net, flows)
-            self.assertGreater(s, least * times * 0.97, flows)
-            self.assertLess(s, least * times * 1.5 * SLOW, flows)
+            for tries_left in reversed(range(10)):  # the machine may be busy
+                s = raw_tcp.measure(net, flows)
+                self.assertGreater(s, least * times * 0.97, flows)
+                if s < least * times * 1.5 * SLOW:
+                    break
+                self.assertGreater(tries_left, 0, f"{flows}: {s} s")
         net.set_rate(None)
         self.assertLess(raw_tcp.measure(net, [("n0", "n1", n)]), least * 0.8)
 
