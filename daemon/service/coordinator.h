@@ -138,7 +138,8 @@ struct decider {
     bool stepping;
     bool announced; /* all nodes know of the model */
     uv_timer_t deadline;
-    uv_timer_t retry; /* after RS_ENOMEM */
+    uv_timer_t retry;    /* after RS_ENOMEM */
+    uv_timer_t progress; /* watchers are told of what the run has done since run.notified_ns */
     struct run run;
     struct run_comm comm;    /* that stands on all its nodes since the last commit */
     struct queue roster;     /* struct roster_entry */

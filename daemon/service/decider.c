@@ -565,9 +565,10 @@ int decider_open(struct coordinator *c, const char *model, struct decider **ret,
     struct decider *d = decider_new(c, model);
     if (d == NULL)
         return err_set(e, RS_ENOMEM, "no memory for model %s", model);
-    rs_assert(uv_timer_init(s->loop, &d->deadline) == 0 && uv_timer_init(s->loop, &d->retry) == 0);
-    d->deadline.data = d->retry.data = d;
-    c->service->n_handles += 2;
+    rs_assert(uv_timer_init(s->loop, &d->deadline) == 0 && uv_timer_init(s->loop, &d->retry) == 0 &&
+              uv_timer_init(s->loop, &d->progress) == 0);
+    d->deadline.data = d->retry.data = d->progress.data = d;
+    c->service->n_handles += 3;
     c->n_deciders++;
     queue_push(&c->deciders, &d->in);
     nodes_tell(d);
@@ -591,12 +592,19 @@ static void decider_free(struct decider *d)
     mem_free(d);
 }
 
-static void on_retry_closed(uv_handle_t *h)
+static void on_progress_closed(uv_handle_t *h)
 {
     struct decider *d = h->data;
     struct service *s = d->coordinator->service;
     decider_free(d);
     service_handle_closed(s);
+}
+
+static void on_retry_closed(uv_handle_t *h)
+{
+    struct decider *d = h->data;
+    uv_close((uv_handle_t *)&d->progress, on_progress_closed);
+    service_handle_closed(d->coordinator->service);
 }
 
 static void on_deadline_closed(uv_handle_t *h)

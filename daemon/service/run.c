@@ -473,14 +473,29 @@ void run_start(struct decider *d, const struct refit_action *a)
     run_fail(d, a->node, r, text, 0);
 }
 
+static void progress_tell(struct decider *d)
+{
+    (void)uv_timer_stop(&d->progress);
+    d->run.notified_ns = clock_mono_ns();
+    if (d->run.kind != REFIT_KIND_CATCH_UP) /* that version's refit has long ended */
+        watch_refit(d, d->run.version);
+}
+
+static void on_progress_due(uv_timer_t *t)
+{
+    progress_tell(t->data);
+}
+
 void run_progress(struct decider *d)
 {
     uint64_t now = clock_mono_ns();
-    if (now - d->run.notified_ns < WATCH_INTERVAL_MS * UINT64_C(1000000))
-        return;
-    d->run.notified_ns = now;
-    if (d->run.kind != REFIT_KIND_CATCH_UP) /* that version's refit has long ended */
-        watch_refit(d, d->run.version);
+    uint64_t due = d->run.notified_ns + WATCH_INTERVAL_MS * UINT64_C(1000000);
+    if (now >= due) {
+        progress_tell(d);
+    } else if (!uv_is_active((uv_handle_t *)&d->progress)) { /* it may be the last for long */
+        uv_update_time(d->coordinator->service->loop);
+        (void)uv_timer_start(&d->progress, on_progress_due, (due - now) / 1000000 + 1, 0);
+    }
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -540,6 +555,7 @@ void run_end(struct decider *d, bool committed)
 {
     struct run *r = &d->run;
     work_forget(d);
+    (void)uv_timer_stop(&d->progress);
     if (r->input != NULL)
         devices_give(d);
     comm_end(d, committed);

@@ -158,6 +158,16 @@ static inline void linked_until(struct linked *p, const unsigned *counter, unsig
     ck_assert_uint_ge(*counter, n);
 }
 
+/* Turns until the link has told that it is down. Not by n_down: a link that stays down says so again
+ * for each other reason. */
+static inline void linked_until_down(struct linked *p)
+{
+    uint64_t until = clock_mono_ns() + WAIT_MS * 1000000ULL;
+    while (p->up && clock_mono_ns() < until)
+        linked_turn(p);
+    ck_assert(!p->up && p->n_down > 0);
+}
+
 static void linked_server_stopped(void *arg)
 {
     struct linked *p = arg;

@@ -418,7 +418,7 @@ PAIR_TEST(a_break_ends_calls_and_the_link_comes_back)
         linked_until(&p, &p.service.seen.n_messages, round);
         linked_unserve(&p);
         call_await_end(&watch, RS_EUNAVAIL);
-        linked_until(&p, &p.n_down, round);
+        linked_until_down(&p);
         ck_assert(p.down_text[0] != '\0');
         ck_assert(!rpc_link_is_up(p.link));
         call_ask(&p, &h, T "Echo", "x", 1);
@@ -555,7 +555,7 @@ START_TEST(a_server_that_comes_back_is_found_within_two_seconds)
     linked_open(&p, false);
     linked_until(&p, &p.n_up, 1);
     linked_unserve(&p);
-    linked_until(&p, &p.n_down, 1);
+    linked_until_down(&p);
     uint64_t until = clock_mono_ns() + 2500000000ULL; /* so that the back-off has grown */
     while (clock_mono_ns() < until)
         linked_turn(&p);
@@ -770,7 +770,7 @@ START_TEST(a_dead_peer_shows_within_three_seconds_and_is_found_again)
     ck_assert_int_eq(kill(child, SIGSTOP), 0);
     uint64_t stopped = clock_mono_ns();
     call_await_end(&watch, RS_EUNAVAIL);
-    linked_until(&p, &p.n_down, 1);
+    linked_until_down(&p);
     uint64_t took = clock_mono_ns() - stopped;
     printf("dead peer noticed after %.0f ms\n", (double)took / 1e6);
     ck_assert_uint_lt(took,
@@ -781,7 +781,7 @@ START_TEST(a_dead_peer_shows_within_three_seconds_and_is_found_again)
     call_await_end(&again, 0);
     ck_assert_int_eq(kill(child, SIGKILL), 0);
     ck_assert_int_eq(waitpid(child, NULL, 0), child);
-    linked_until(&p, &p.n_down, 2);
+    linked_until_down(&p);
     linked_disconnect(&p);
     (void)unlink(p.path);
     linked_fini(&p);

@@ -788,7 +788,7 @@ START_TEST(a_link_takes_other_certificates_at_its_next_connection)
     expect_name(&s, "2 0 0 0 n1b");
 
     linked_unserve(&s.p); /* and while it is down, from then on */
-    linked_until(&s.p, &s.p.n_down, s.p.n_down + s.p.up);
+    linked_until_down(&s.p);
     o.tls = &s.client.files;
     ck_assert_int_eq(rpc_link_reload_tls(s.p.link, &o, &e), 0);
     s.p.server_options.tls = &s.server.files;

@@ -617,6 +617,59 @@ START_TEST(sources_that_differ_before_anything_was_written_take_nothing_from_who
 }
 END_TEST
 
+static void landed_say(uint64_t attempt, uint64_t landed)
+{
+    struct node_report r = event_of(REFIT_EV_PROGRESS);
+    r.event.node.attempt = attempt;
+    r.event.node.text = "";
+    r.event.node.bytes.landed = landed;
+    coordinator_report(w.c, ROLLOUT, &r);
+}
+
+static uint64_t landed_seen;
+
+static void on_watched(struct watcher *x, int code, const char *text)
+{
+    const struct refit *r = x->decider->refit;
+    (void)text;
+    ck_assert_int_eq(code, 0);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (r->nodes[i].node == ROLLOUT)
+            landed_seen = r->nodes[i].bytes.landed;
+}
+
+/* Who watches is not told of each step, but always of the last, though nothing follows. */
+START_TEST(a_watcher_hears_of_the_last_bytes_that_landed)
+{
+    struct watcher x = {.changed = on_watched};
+    struct err e = {0};
+    world_open();
+    uint64_t attempt = until_started();
+    ck_assert_int_eq(op_watch_refit(w.service, "m", 1, &x, &e), 0);
+    landed_seen = 0;
+    for (uint64_t landed = 1; landed <= 100; landed++)
+        landed_say(attempt, landed);
+    while (landed_seen < 100) {
+        int wait_ms = uv_backend_timeout(&w.loop);
+        ck_assert_msg(0 <= wait_ms && wait_ms <= 101, "nobody is told within %d ms", wait_ms);
+        (void)uv_run(&w.loop, UV_RUN_ONCE);
+    }
+    landed_say(attempt, 101);
+    landed_say(attempt, 102); /* and this one is due when the attempt has ended */
+    struct node_report r = event_of(REFIT_EV_FAILED);
+    r.event.node.attempt = attempt;
+    r.event.node.code = RS_EUNAVAIL;
+    r.event.node.text = "it went away";
+    coordinator_report(w.c, ROLLOUT, &r);
+    say(TRAINER, REFIT_EV_QUIESCED, attempt);
+    say(ROLLOUT, REFIT_EV_QUIESCED, attempt);
+    until_phase(1, REFIT_ABORTED);
+    ck_assert(!uv_is_active((uv_handle_t *)&decider_find(w.c, "m")->progress));
+    watcher_close(&x);
+    world_close();
+}
+END_TEST
+
 static void known_say(uint64_t attempt)
 {
     struct node_report r = event_of(REFIT_EV_PROGRESS);
@@ -1129,6 +1182,7 @@ END_TEST
     X(sums_of_cells_that_the_plan_has_not_end_the_attempt)                                          \
     X(all_workers_of_a_node_that_had_staged_wrong_bytes_are_not_believed_any_more)                  \
     X(sources_that_differ_before_anything_was_written_take_nothing_from_who_receives)               \
+    X(a_watcher_hears_of_the_last_bytes_that_landed)                                                \
     X(what_is_staged_is_proven_by_what_the_sources_node_told_before_it_staged)                      \
     X(wrong_bytes_are_found_by_it_and_never_proven)                                                 \
     X(a_node_that_keeps_cells_of_its_sources_to_itself_is_named)                                    \
