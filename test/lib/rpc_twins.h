@@ -338,6 +338,20 @@ static struct rpc_server_options twin_options(struct twin *t)
     return (struct rpc_server_options){.identify = identify, .context = &t->service};
 }
 
+/* The server and its loop's thread, without a channel: at options->unix_path and tcp_address. */
+static inline void twin_serve(struct twin *t, const struct rpc_server_options *options)
+{
+    struct err e = {0};
+    (void)pthread_mutex_init(&t->mutex, NULL);
+    (void)pthread_cond_init(&t->changed, NULL);
+    ck_assert_int_eq(uv_loop_init(&t->loop), 0);
+    t->command.data = t;
+    ck_assert_int_eq(uv_async_init(&t->loop, &t->command, run_command), 0);
+    int r = rpc_server_start(&t->loop, options, methods, N_METHODS, &t->server, &e);
+    ck_assert_msg(r == 0, "%s", err_text(&e, r));
+    ck_assert_int_eq(pthread_create(&t->thread, NULL, run_loop, t), 0);
+}
+
 static inline void twin_open_grpc(struct twin *t, const struct rpc_server_options *options,
                                   const char *token)
 {
@@ -347,12 +361,7 @@ static inline void twin_open_grpc(struct twin *t, const struct rpc_server_option
     ck_assert_ptr_nonnull(mkdtemp(t->directory));
     (void)snprintf(t->path, sizeof t->path, "%s/a b.sock", t->directory);
     o.unix_path = t->path;
-    ck_assert_int_eq(uv_loop_init(&t->loop), 0);
-    t->command.data = t;
-    ck_assert_int_eq(uv_async_init(&t->loop, &t->command, run_command), 0);
-    int r = rpc_server_start(&t->loop, &o, methods, N_METHODS, &t->server, &e);
-    ck_assert_msg(r == 0, "%s", err_text(&e, r));
-    ck_assert_int_eq(pthread_create(&t->thread, NULL, run_loop, t), 0);
+    twin_serve(t, &o);
     char target[128];
     (void)snprintf(target, sizeof target, "unix:%s", t->path);
     ck_assert_int_eq(rpc_channel_open(target, token, &t->channel, &e), 0);
@@ -361,8 +370,6 @@ static inline void twin_open_grpc(struct twin *t, const struct rpc_server_option
 static inline void twin_open_with(struct twin *t, bool in_memory,
                                   const struct rpc_server_options *options, const char *token)
 {
-    (void)pthread_mutex_init(&t->mutex, NULL);
-    (void)pthread_cond_init(&t->changed, NULL);
     t->in_memory = in_memory;
     if (!in_memory)
         twin_open_grpc(t, options, token);
