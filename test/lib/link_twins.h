@@ -186,8 +186,8 @@ static inline void linked_serve(struct linked *p)
     ck_assert_msg(r == 0, "%s", err_text(&e, r));
 }
 
-/* Ends it; the link's calls break. */
-static inline void linked_unserve(struct linked *p)
+/* Ends it; the link's calls break, what has not ended by itself within grace_ms (rpc_server_stop) too. */
+static inline void linked_unserve_within(struct linked *p, uint32_t grace_ms)
 {
     uint64_t until = clock_mono_ns() + WAIT_MS * 1000000ULL;
     if (p->in_memory) {
@@ -198,10 +198,15 @@ static inline void linked_unserve(struct linked *p)
         return;
     }
     if (p->server != NULL)
-        rpc_server_stop(p->server, 0, linked_server_stopped, p);
+        rpc_server_stop(p->server, grace_ms, linked_server_stopped, p);
     while (p->server != NULL && clock_mono_ns() < until)
         linked_turn(p);
     ck_assert_ptr_null(p->server);
+}
+
+static inline void linked_unserve(struct linked *p)
+{
+    linked_unserve_within(p, 0);
 }
 
 static inline void linked_connect(struct linked *p)
