@@ -61,11 +61,8 @@ START_TEST(same_content_gets_the_same_answer_and_other_content_is_refused)
     ck_assert_int_eq(code(&b, submit(&b, 5, "a", 2)), RS_EEXIST);
     ck_assert_int_eq(code(&b, submit(&b, 6, "a", 1)), RS_EEXIST); /* the id is of version 5 */
     publish_all(&b, 5);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 5), REFIT_COMMITTED);
     uint64_t late = submit(&b, 5, "a", 1), other = submit(&b, 5, "d", 1);
     ck_assert_uint_eq(answer(&b, late)->a.attempt, 1);
@@ -89,9 +86,7 @@ START_TEST(content_that_is_not_known_may_be_tried_again)
     (void)submit(&b, 5, "a", 1);
     publish(&b, 1, 5, 0);
     publish(&b, 2, 5, 0);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(&b);
     node_failed(&b, 1, 0);
     quiesce(&b);
     ck_assert_int_eq(code(&b, submit(&b, 5, "b", 1)), 0);
@@ -179,11 +174,8 @@ START_TEST(a_version_that_was_submitted_before_its_trainer_came_is_the_trainers)
         "layout 't' (01); now source layout 'u' (04)); use a new version");
     publish(&b, 1, 3, 5);
     publish(&b, 2, 3, 6);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
     ck_assert_str_eq(submit_words(&b, 3, "e", 3, full), "");
     ck_assert_ptr_nonnull(strstr(
@@ -207,11 +199,8 @@ START_TEST(other_content_is_refused_by_what_differs)
     publish(&b, 1, 3, 5);
     publish(&b, 2, 3, 6);
     ck_assert_str_eq(submit_words(&b, 3, "d", 1, "source layout 't' (01)\nverify off\n"), "");
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
     ck_assert_str_eq(submit_words(&b, 3, "e", 3, "verify off\n"),
                      "version 3 is committed already, with other content (then source layout 't' "
@@ -228,11 +217,8 @@ START_TEST(a_committed_version_stays_the_same_when_its_trainers_have_left_for_go
     const char *full = "source layout 't' (01)\ndestination layout 'd' (02)\nverify off\n";
     ck_assert_str_eq(submit_words(&b, 3, "a", 1, full), "");
     publish_all(&b, 3);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 3), REFIT_COMMITTED);
     leave(&b, 1, true);
     leave(&b, 2, true);
@@ -498,16 +484,12 @@ START_TEST(what_is_waited_for_is_said_in_words)
     ck_assert_str_eq(refit_worker_doing(b.r, source), "waiting for Publish");
     publish_all(&b, 1);
     ck_assert_str_eq(waiting_for(&b, 1), "the plan; ");
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(&b);
     ck_assert_str_eq(refit_worker_doing(b.r, w), "waiting for Ready");
-    ready(&b, 11, 1);
-    ready(&b, 12, 1);
+    both_ready(&b, 1);
     ck_assert_str_eq(refit_worker_doing(b.r, w), "receiving");
     ck_assert_str_eq(refit_worker_doing(b.r, source), "sending");
-    node_event(&b, REFIT_EV_STAGED, 0);
-    node_event(&b, REFIT_EV_STAGED, 1);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_str_eq(refit_worker_doing(b.r, w), "waiting for Accept");
     (void)verdict(&b, 11, 1, true);
     b.hold = true;
@@ -553,11 +535,8 @@ START_TEST(a_refit_survives_every_failed_allocation)
         }
         submit_min(&b, 1, "a", 2);
         publish_all(&b, 1);
-        planned(&b);
-        for (uint32_t n = 0; n < 2; n++)
-            node_event(&b, REFIT_EV_PREPARED, n);
-        for (uint32_t n = 0; n < 2; n++)
-            node_event(&b, REFIT_EV_STAGED, n);
+        plan_and_prepare(&b);
+        both_say(&b, REFIT_EV_STAGED);
         (void)verdict(&b, 11, 1, true);
         (void)verdict(&b, 12, 1, true);
         ck_assert_uint_eq(b.r->committed, 1);

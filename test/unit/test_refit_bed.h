@@ -424,27 +424,48 @@ static inline void publish_all(struct bed *b, uint64_t version)
     publish(b, 2, version, version * 10 + 2);
 }
 
-/* Submitted and published, up to the phase where both nodes move bytes. */
+static inline void both_say(struct bed *b, enum refit_event_type type)
+{
+    node_event(b, type, 0);
+    node_event(b, type, 1);
+}
+
+static inline void plan_and_prepare(struct bed *b)
+{
+    planned(b);
+    both_say(b, REFIT_EV_PREPARED);
+}
+
+static inline void both_ready(struct bed *b, uint64_t version)
+{
+    ready(b, 11, version);
+    ready(b, 12, version);
+}
+
+/* Submitted, published, planned and prepared: where engines are not waited for both nodes move bytes now. */
 static inline void to_transfer(struct bed *b, uint64_t version, const char *id)
 {
     (void)submit(b, version, id, 1);
     publish_all(b, version);
-    planned(b);
-    node_event(b, REFIT_EV_PREPARED, 0);
-    node_event(b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(b);
+}
+
+/* The same where bytes move when both engines have paused. */
+static inline void to_transfer_in_place(struct bed *b, uint64_t version, const char *id)
+{
+    to_transfer(b, version, id);
+    both_ready(b, version);
 }
 
 static inline void to_accepting(struct bed *b, uint64_t version, const char *id)
 {
     to_transfer(b, version, id);
-    node_event(b, REFIT_EV_STAGED, 0);
-    node_event(b, REFIT_EV_STAGED, 1);
+    both_say(b, REFIT_EV_STAGED);
 }
 
 static inline void quiesce(struct bed *b)
 {
-    node_event(b, REFIT_EV_QUIESCED, 0);
-    node_event(b, REFIT_EV_QUIESCED, 1);
+    both_say(b, REFIT_EV_QUIESCED);
 }
 
 /* A whole version, accepted by both and applied where it is staged. */

@@ -9,15 +9,10 @@ static void newcomer(struct bed *b, enum refit_receive receive, bool feed)
     usual(b, receive, true);
     b->r->config.feed = feed;
     b->r->config.catch_up = true;
-    (void)submit(b, 1, "a", 1);
-    publish_all(b, 1);
-    planned(b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(b, REFIT_EV_PREPARED, n);
+    to_transfer(b, 1, "a");
     for (uint64_t w = 11; w <= 12 && receive == REFIT_IN_PLACE; w++)
         ready(b, w, 1);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(b, REFIT_EV_STAGED, n);
+    both_say(b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(b, 1), REFIT_COMMITTED);
     if (receive == REFIT_STAGED_RECEIVE) {
         (void)apply(b, 11, 1, false);
@@ -25,12 +20,6 @@ static void newcomer(struct bed *b, enum refit_receive receive, bool feed)
     }
     leave(b, 12, false);
     (void)attach(b, (struct attach){22, 1, REFIT_DESTINATION, "rollout", 1, receive, true, 0, 0});
-}
-
-static void carried_out(struct bed *b, enum refit_event_type type)
-{
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(b, type, n);
 }
 
 START_TEST(a_newcomer_gets_the_newest_committed_version_from_a_replica_by_itself)
@@ -45,11 +34,10 @@ START_TEST(a_newcomer_gets_the_newest_committed_version_from_a_replica_by_itself
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_SENDS);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 22)), REFIT_ROLE_RECEIVES);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 1)), REFIT_ROLE_NONE);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_CURRENT); /* it serves */
     size_t before = b.n_seen;
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     ck_assert_ptr_null(b.r->in_flight);
     ck_assert_uint_eq(worker(&b, 22)->held, 1);
@@ -90,13 +78,12 @@ START_TEST(a_newcomer_in_place_is_asked_to_pause_and_told_that_it_may_serve)
 {
     struct bed b;
     newcomer(&b, REFIT_IN_PLACE, true);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     ck_assert_uint_eq(told(&b, REFIT_TELL_READY_REQUESTED), 1);
     ck_assert_int_eq(b.r->in_flight->phase.state, REFIT_PREPARED);
     ready(&b, 22, 1);
     ck_assert_int_eq(b.r->in_flight->phase.state, REFIT_TRANSFERRING);
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_uint_eq(told(&b, REFIT_TELL_COMMITTED), 1);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 22)), REFIT_WORKER_CURRENT);
     bed_close(&b);
@@ -107,18 +94,16 @@ START_TEST(a_catch_up_gives_way_to_a_newer_version)
 {
     struct bed b;
     newcomer(&b, REFIT_STAGED_RECEIVE, true);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     uint64_t cookie = submit(&b, 2, "b", 1);
     ck_assert_int_eq(code(&b, cookie), 0);
     ck_assert_int_eq(b.r->in_flight->phase.state, REFIT_ABORTING);
     publish_all(&b, 2);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     ck_assert_uint_eq(b.r->in_flight->version, 2);
     ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_REFIT);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    carried_out(&b, REFIT_EV_STAGED);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 2), REFIT_COMMITTED);
     bed_close(&b);
 }
@@ -129,12 +114,11 @@ START_TEST(what_a_newcomer_holds_of_a_catch_up_that_gave_way_holds_up_nobody)
     struct bed b;
     newcomer(&b, REFIT_STAGED_RECEIVE, true);
     refit_find_worker(b.r, 22)->accept_automatically = false;
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    carried_out(&b, REFIT_EV_STAGED); /* it is asked, and does not answer */
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED); /* it is asked, and does not answer */
     ck_assert_uint_eq(worker(&b, 22)->held, 1);
     (void)submit(&b, 2, "b", 1);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     publish_all(&b, 2);
     ck_assert_uint_eq(b.r->in_flight->version, 2);
     ck_assert_int_eq(b.r->planning, true); /* and is waited for by nobody */
@@ -147,11 +131,10 @@ START_TEST(a_newcomer_that_has_the_bytes_already_is_asked_again_without_any)
     struct bed b;
     newcomer(&b, REFIT_STAGED_RECEIVE, true);
     refit_find_worker(b.r, 22)->accept_automatically = false;
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    carried_out(&b, REFIT_EV_STAGED);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     (void)submit(&b, 2, "b", 1);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     (void)abort_version(&b, 2);
     ck_assert_int_eq(phase(&b, 2), REFIT_ABORTED);
     ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
@@ -174,11 +157,10 @@ START_TEST(a_trainer_that_has_published_the_committed_version_again_feeds_a_newc
     ck_assert_ptr_null(b.r->feed_layout);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 1)), REFIT_ROLE_SENDS);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_NONE);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     struct err e = {0};
     ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EUNAVAIL); /* it is read just now */
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 2);
     ck_assert(worker(&b, 1)->released && worker(&b, 2)->released);
     ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), 0);
@@ -228,10 +210,9 @@ START_TEST(a_trainer_that_restarts_and_submits_the_committed_version_again_feeds
     publish(&b, 32, 1, 12);
     ck_assert_ptr_nonnull(b.r->in_flight);
     ck_assert_int_eq(b.r->in_flight->kind, REFIT_KIND_CATCH_UP);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     ck_assert(!worker(&b, 31)->released && !worker(&b, 32)->released); /* it is read */
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_uint_eq(worker(&b, 22)->held, 1);
     ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 2);
     bed_close(&b);
@@ -286,10 +267,9 @@ START_TEST(a_catch_up_that_fails_is_tried_again_each_time_later)
     newcomer(&b, REFIT_STAGED_RECEIVE, true);
     uint64_t wait_ms = 1000;
     for (int i = 0; i < 3; i++, wait_ms *= 2) {
-        planned(&b);
-        carried_out(&b, REFIT_EV_PREPARED);
+        plan_and_prepare(&b);
         node_failed(&b, 1, 22);
-        carried_out(&b, REFIT_EV_QUIESCED);
+        quiesce(&b);
         ck_assert_ptr_null(b.r->in_flight);
         ck_assert_uint_ge(did(&b, REFIT_DO_SET_DEADLINE)->a.at_ns, b.now_ns + (wait_ms - 5) * MS);
         tick(&b, wait_ms - 10);
@@ -306,15 +286,14 @@ START_TEST(what_a_newcomer_rejects_it_is_not_given_again)
     struct bed b;
     newcomer(&b, REFIT_STAGED_RECEIVE, true);
     leave(&b, 22, false);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     (void)attach(&b, (struct attach){23, 1, REFIT_DESTINATION, "rollout", 1, REFIT_STAGED_RECEIVE,
                                      false, 0, 0});
     tick(&b, 1000);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    carried_out(&b, REFIT_EV_STAGED);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     (void)verdict(&b, 23, 1, false);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     tick(&b, 60000);
     ck_assert_ptr_null(b.r->in_flight);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
@@ -330,14 +309,14 @@ START_TEST(a_feeder_whose_shadow_is_wrong_feeds_from_live_memory_at_once)
     planned(&b);
     node_failed(&b, 0, 11);
     ck_assert_uint_eq(worker(&b, 11)->held, 0);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     ck_assert_ptr_nonnull(b.r->in_flight); /* nobody is put off: it was not the newcomer */
     ck_assert_uint_eq(b.r->in_flight->attempt, 3);
     ck_assert_int_eq(worker(&b, 11)->feeding, REFIT_FEED_LIVE);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_CURRENT);
     planned(&b);
     node_failed(&b, 0, 11); /* that is wrong, too */
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_TORN);
     ck_assert_ptr_null(b.r->in_flight); /* nobody has it any more */
     bed_close(&b);
@@ -350,18 +329,17 @@ START_TEST(a_feeder_in_place_that_is_wrong_is_torn_and_brought_up_with_the_newco
     newcomer(&b, REFIT_IN_PLACE, true);
     planned(&b);
     node_failed(&b, 0, 11);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_TORN);
     ck_assert_ptr_null(b.r->in_flight);
     publish_all(&b, 1); /* the trainer has it */
     ck_assert_ptr_nonnull(b.r->in_flight);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_RECEIVES);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 22)), REFIT_ROLE_RECEIVES);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
+    plan_and_prepare(&b);
     ready(&b, 11, 1);
     ready(&b, 22, 1);
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 11)), REFIT_WORKER_CURRENT);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 22)), REFIT_WORKER_CURRENT);
     bed_close(&b);
@@ -403,12 +381,10 @@ START_TEST(a_rehearsal_commits_nothing_and_gives_its_number_back)
     ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 2);
     publish_all(&b, 1);
     ck_assert_int_eq(did(&b, REFIT_DO_PLAN)->a.kind, REFIT_KIND_REHEARSAL);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
+    plan_and_prepare(&b);
+    both_ready(&b, 1);
     ck_assert_int_eq(code(&b, submit(&b, 1, "real", 1)), RS_EPRECOND);
-    carried_out(&b, REFIT_EV_STAGED);
+    both_say(&b, REFIT_EV_STAGED);
     for (uint64_t w = 11; w <= 12; w++)
         (void)verdict(&b, w, 1, true);
     ck_assert_ptr_null(b.r->in_flight);
@@ -436,12 +412,11 @@ START_TEST(a_rehearsal_that_one_rejects_ends_with_its_reason)
     (void)rehearse(&b, 4);
     b.now_ns += took_ns;
     publish_all(&b, 4);
-    planned(&b);
-    carried_out(&b, REFIT_EV_PREPARED);
-    carried_out(&b, REFIT_EV_STAGED);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     (void)verdict(&b, 11, 4, true);
     (void)verdict(&b, 12, 4, false);
-    carried_out(&b, REFIT_EV_QUIESCED);
+    quiesce(&b);
     ck_assert_int_eq(b.r->rehearsed.phase, REFIT_ABORTED);
     ck_assert_str_eq(b.r->rehearsed.reason, "rollout/instance 1 rejected: rank 1: perplexity rose");
     ck_assert_uint_gt(b.r->rehearsed.total_ns, took_ns); /* and the steps', of a millisecond each */
@@ -494,14 +469,12 @@ START_TEST(rehearsal_catch_up_and_feeding_survive_every_failed_allocation)
         b.struck = false;
         (void)rehearse(&b, 9);
         (void)abort_version(&b, 0);
-        to_transfer(&b, 1, "a");
-        carried_out(&b, REFIT_EV_STAGED);
+        to_accepting(&b, 1, "a");
         leave(&b, 12, false);
         (void)attach(&b, (struct attach){22, 1, REFIT_DESTINATION, "rollout", 1,
                                          REFIT_STAGED_RECEIVE, true, 0, 0});
-        planned(&b);
-        carried_out(&b, REFIT_EV_PREPARED);
-        carried_out(&b, REFIT_EV_STAGED);
+        plan_and_prepare(&b);
+        both_say(&b, REFIT_EV_STAGED);
         (void)drain(&b, 1, true);
         ck_assert_uint_eq(b.r->n_caught_up, 1);
         struck = b.struck;

@@ -190,9 +190,7 @@ START_TEST(there_is_no_other_attempt_once_the_source_was_released)
     ev.submit.release_at = REFIT_RELEASE_READ;
     step(&b, ev);
     publish_all(&b, 1);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(&b);
     step(&b, (struct refit_event){
                  .type = REFIT_EV_PROGRESS,
                  .node = {.node = 0, .attempt = 1, .sources_read_ns = 1, .sources_known = true}});

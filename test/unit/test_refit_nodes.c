@@ -354,10 +354,8 @@ START_TEST(orders_name_the_data_plane_that_is_meant)
     publish_all(&b, 1);
     planned(&b);
     ck_assert_uint_eq(did_on(&b, REFIT_DO_PREPARE, 1)->data_plane, 77);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    both_say(&b, REFIT_EV_PREPARED);
+    both_say(&b, REFIT_EV_STAGED);
     (void)apply(&b, 12, 1, false);
     ck_assert_uint_eq(did_on(&b, REFIT_DO_APPLY, 1)->data_plane, 77);
     bed_close(&b);
@@ -427,8 +425,7 @@ START_TEST(workers_of_a_drained_node_leave_after_the_attempt_in_flight)
     uint64_t refused = attach(&b, (struct attach){30, 1, REFIT_DESTINATION, "rollout", 1,
                                                   REFIT_STAGED_RECEIVE, true, 0, 0});
     ck_assert_int_eq(code(&b, refused), RS_EEXIST); /* its rank is still there */
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     ck_assert_ptr_null(worker(&b, 12));
     ck_assert_int_eq(code(&b, cookie), 0);

@@ -223,9 +223,7 @@ START_TEST(sources_are_not_released_before_it_is_known_what_they_sent)
     ev.submit.release_at = REFIT_RELEASE_READ;
     step(&b, ev);
     publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(&b);
     read_but_not_known(&b, 0);
     ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), 0);
     ck_assert(!refit_find_version(b.r, 1)->source_released);
@@ -272,9 +270,7 @@ START_TEST(who_holds_it_unproven_is_compared_with_who_is_proven)
     feeds(&b, 12); /* a plan, though nobody lacks anything */
     ck_assert(refit_holds_already(b.r, worker(&b, 21)));
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 21)), REFIT_ROLE_RECEIVES);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(&b);
     node_event(&b, REFIT_EV_STAGED, 0);
     ck_assert(!worker(&b, 21)->proven); /* what the feeder holds is not known yet */
     known(&b, 1);

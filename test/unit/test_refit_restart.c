@@ -135,9 +135,7 @@ START_TEST(total_is_from_submitted_to_durably_ended)
     (void)submit(&b, 1, "x", 1);
     publish(&b, 1, 1, 5);
     publish(&b, 2, 1, 6);
-    planned(&b);
-    for (uint32_t node = 0; node < 2; node++)
-        node_event(&b, REFIT_EV_PREPARED, node);
+    plan_and_prepare(&b);
     node_event(&b, REFIT_EV_STAGED, 0);
     b.hold = true;
     node_event(&b, REFIT_EV_STAGED, 1);
@@ -180,12 +178,9 @@ START_TEST(the_stall_is_from_the_first_publication_to_the_release)
     uint64_t published = b.now_ns;
     tick(&b, 1000);
     publish(&b, 2, 1, 6);
-    planned(&b);
-    for (uint32_t node = 0; node < 2; node++)
-        node_event(&b, REFIT_EV_PREPARED, node);
+    plan_and_prepare(&b);
     tick(&b, 300);
-    for (uint32_t node = 0; node < 2; node++)
-        node_event(&b, REFIT_EV_STAGED, node);
+    both_say(&b, REFIT_EV_STAGED);
     const struct refit_version *v = refit_find_version(b.r, 1);
     ck_assert_int_eq(v->phase.state, REFIT_COMMITTED);
     uint64_t released = v->submitted_ns + (uint64_t)mark_of(&b, 1, "source_released")->since_ns;
@@ -584,8 +579,7 @@ START_TEST(memory_that_was_being_written_when_the_coordinator_died_is_torn_until
         publish(&b, source.id, 8, 7);
     }
     (void)submit(&b, 8, "z", 1);
-    ready(&b, 11, 8);
-    ready(&b, 12, 8);
+    both_ready(&b, 8);
     planned(&b);
     node_event(&b, REFIT_EV_PREPARED, 0);
     node_event(&b, REFIT_EV_STAGED, 0);

@@ -45,13 +45,7 @@ START_TEST(what_was_found_to_differ_after_it_had_staged_is_not_held)
 {
     struct bed b;
     usual(&b, REFIT_IN_PLACE, true);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
+    to_transfer_in_place(&b, 1, "a");
     node_event(&b, REFIT_EV_STAGED, 1);
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 12)), REFIT_WORKER_UNCOMMITTED);
     node_failed(&b, 1, 12); /* the cells of two nodes were compared */
@@ -70,8 +64,7 @@ START_TEST(what_differs_before_anything_was_written_tears_nobody)
             to_transfer(&b, 1, "a");
             for (uint64_t w = 11; w <= 12 && k == 0; w++)
                 ready(&b, w, 1);
-            for (uint32_t n = 0; n < 2; n++)
-                node_event(&b, REFIT_EV_STAGED, n);
+            both_say(&b, REFIT_EV_STAGED);
             ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
             for (uint64_t w = 11; w <= 12 && k == 1; w++) {
                 (void)apply(&b, w, 1, false);
@@ -124,8 +117,7 @@ START_TEST(everybody_who_has_got_wrong_bytes_is_known_by_one_failure_and_one_ret
     ck_assert_uint_eq(worker(&b, 12)->held, 0);
     to_transfer(&b, 1, "b"); /* all of it is moved, and staged as ever */
     ck_assert(!refit_holds_already(b.r, worker(&b, 11)));
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_uint_eq(worker(&b, 11)->held, 1);
     ck_assert_uint_eq(worker(&b, 12)->held, 1);
     bed_close(&b);
@@ -189,13 +181,7 @@ START_TEST(a_node_that_joins_again_is_not_believed_about_memory_that_got_wrong_b
     static const uint64_t one[] = {12};
     struct bed b;
     usual(&b, REFIT_IN_PLACE, true);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
+    to_transfer_in_place(&b, 1, "a");
     uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
     found_wrong(&b, 0, b.r->attempt_high, one, 1);
     silent(&b, 1);
@@ -213,13 +199,7 @@ START_TEST(a_node_that_joins_again_tells_what_landed_there_and_a_retry_commits_i
 {
     struct bed b;
     usual(&b, REFIT_IN_PLACE, true);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
+    to_transfer_in_place(&b, 1, "a");
     uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
     silent(&b, 1); /* its STAGED is lost with the session */
     ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 12)), REFIT_WORKER_TORN);
@@ -240,16 +220,9 @@ START_TEST(an_uncommitted_claim_counts_as_committed_only_with_the_committed_cont
     for (uint64_t other = 0; other < 2; other++) {
         struct bed b;
         usual(&b, REFIT_IN_PLACE, true);
-        (void)submit(&b, 1, "a", 1);
-        publish_all(&b, 1);
-        planned(&b);
-        for (uint32_t n = 0; n < 2; n++)
-            node_event(&b, REFIT_EV_PREPARED, n);
-        for (uint64_t w = 11; w <= 12; w++)
-            ready(&b, w, 1);
+        to_transfer_in_place(&b, 1, "a");
         uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
-        for (uint32_t n = 0; n < 2; n++)
-            node_event(&b, REFIT_EV_STAGED, n);
+        both_say(&b, REFIT_EV_STAGED);
         ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
         tells(&b, 12, 1, content + other); /* it had not heard of the commit */
         ck_assert_int_eq(refit_worker_state(b.r, worker(&b, 12)),
@@ -286,11 +259,7 @@ START_TEST(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)
 {
     struct bed b;
     usual(&b, REFIT_STAGED_RECEIVE, true);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    to_transfer(&b, 1, "a");
     uint64_t content = did_on(&b, REFIT_DO_START, 1)->content;
     layout(&b, REFIT_DESTINATION, "eval", 1, 1); /* too late for this attempt */
     step(&b, (struct refit_event){.type = REFIT_EV_ATTACHED,
@@ -304,8 +273,7 @@ START_TEST(a_claim_that_no_attempt_has_compared_does_not_outlive_the_commit)
                                                .uncommitted = 1,
                                                .uncommitted_content = content}});
     ck_assert_uint_eq(worker(&b, 21)->held, 1);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     ck_assert_uint_eq(worker(&b, 12)->held, 1);
     ck_assert_uint_eq(worker(&b, 21)->held, 0);
@@ -343,9 +311,7 @@ static void read_then_failed(struct bed *b, bool feed, uint32_t done)
     b->r->config.feed = feed;
     submit_read(b, 1, "a", 2);
     publish_all(b, 1);
-    planned(b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(b);
     sources_are_read(b);
     ck_assert_uint_eq(told(b, REFIT_TELL_SOURCE_RELEASED), 2);
     node_event(b, REFIT_EV_STAGED, done);
@@ -366,11 +332,8 @@ START_TEST(a_retry_after_the_release_is_fed_by_who_holds_the_version_whole)
     ck_assert_int_eq(worker(&b, 12)->feeding, REFIT_FEED_RECEIVING);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 11)), REFIT_ROLE_RECEIVES);
     ck_assert_int_eq(refit_worker_role(b.r, worker(&b, 1)), REFIT_ROLE_NONE);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     for (uint64_t w = 11; w <= 12; w++)
         ck_assert_uint_eq(worker(&b, w)->held, 1);
@@ -398,9 +361,7 @@ START_TEST(a_retry_after_the_release_without_a_holder_ends_as_source_gone)
     b.r->config.feed = true;
     submit_read(&b, 1, "a", 1);
     publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(&b);
     sources_are_read(&b);
     leave(&b, 12, false); /* the policy could do without it, but who feeds the other? */
     quiesce(&b);
@@ -418,23 +379,15 @@ START_TEST(where_nobody_lacks_anything_a_retry_commits_without_a_plan)
     struct bed b;
     usual(&b, REFIT_IN_PLACE, false);
     b.r->config.feed = true;
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    to_transfer_in_place(&b, 1, "a");
+    both_say(&b, REFIT_EV_STAGED);
     (void)verdict(&b, 12, 1, false);
     quiesce(&b);
     ck_assert_int_eq(phase(&b, 1), REFIT_ABORTED);
     (void)submit(&b, 1, "b", 1);
     ck_assert_uint_eq(count(&b, REFIT_DO_PLAN), 0);
     ck_assert_int_eq(phase(&b, 1), REFIT_PREPARED); /* they have to pause for it once more */
-    for (uint64_t w = 11; w <= 12; w++)
-        ready(&b, w, 1);
+    both_ready(&b, 1);
     ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
     for (uint64_t w = 11; w <= 12; w++)
         (void)verdict(&b, w, 1, true);

@@ -1,14 +1,6 @@
 /* Rules of the decider that nothing else notices the lack of (scripts/mutants). */
 #include "test/unit/test_refit_bed.h"
 
-/* Planned, prepared and started where both nodes take part. */
-static void until_transfer(struct bed *b)
-{
-    planned(b);
-    node_event(b, REFIT_EV_PREPARED, 0);
-    node_event(b, REFIT_EV_PREPARED, 1);
-}
-
 /* --- what memory holds --- */
 
 /* One rank of an instance that is not whole claims to hold the version that is committed without it, as other content. */
@@ -40,8 +32,7 @@ START_TEST(who_took_no_part_does_not_hold_what_was_committed_under_the_number)
         publish(&b, 1, 1, 11);
         planned(&b);
         node_event(&b, REFIT_EV_PREPARED, 0);
-        ready(&b, 11, 1);
-        ready(&b, 12, 1);
+        both_ready(&b, 1);
         node_event(&b, REFIT_EV_STAGED, 0);
         ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
         ck_assert_uint_eq(worker(&b, 11)->held, 1);
@@ -60,12 +51,9 @@ START_TEST(a_node_whose_memory_differs_holds_nothing_whoever_it_was)
     to_transfer(&b, 1, "a");
     node_event(&b, REFIT_EV_STAGED, 1);
     (void)abort_version(&b, 1);
-    node_event(&b, REFIT_EV_QUIESCED, 0);
-    node_event(&b, REFIT_EV_QUIESCED, 1);
+    quiesce(&b);
     ck_assert_uint_eq(worker(&b, 12)->held, 1);
-    (void)submit(&b, 1, "b", 1);
-    publish_all(&b, 1);
-    until_transfer(&b);
+    to_transfer(&b, 1, "b");
     ck_assert(refit_holds_already(b.r, worker(&b, 12)));
     node_failed(&b, 1, 0);
     ck_assert_uint_eq(worker(&b, 12)->held, 0);
@@ -121,15 +109,14 @@ START_TEST(an_instance_that_was_left_out_catches_up_after_the_commit)
     b.r->config.feed = b.r->config.catch_up = true;
     (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
-    until_transfer(&b);
+    plan_and_prepare(&b);
     step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
                                   .node = {.node = 1,
                                            .attempt = b.r->attempt_high,
                                            .code = RS_EIO,
                                            .text = "its disk",
                                            .worker = 12}});
-    node_event(&b, REFIT_EV_QUIESCED, 0);
-    node_event(&b, REFIT_EV_QUIESCED, 1);
+    quiesce(&b);
     planned(&b); /* again, without instance 1 */
     ck_assert(!worker(&b, 12)->taking_part);
     node_event(&b, REFIT_EV_PREPARED, 0);
@@ -369,8 +356,7 @@ START_TEST(a_verdict_counts_for_the_attempt_that_it_names)
     usual(&b, REFIT_STAGED_RECEIVE, false);
     to_accepting(&b, 1, "a");
     (void)abort_version(&b, 1);
-    node_event(&b, REFIT_EV_QUIESCED, 0);
-    node_event(&b, REFIT_EV_QUIESCED, 1);
+    quiesce(&b);
     to_accepting(&b, 1, "b");
     ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
     uint64_t late = ++b.next_cookie;
@@ -391,9 +377,8 @@ START_TEST(no_verdict_is_added_to_a_commit_that_is_being_written)
     usual(&b, REFIT_STAGED_RECEIVE, false);
     (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
-    until_transfer(&b);
-    node_event(&b, REFIT_EV_STAGED, 0);
-    node_event(&b, REFIT_EV_STAGED, 1);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     b.hold = true;
     (void)verdict(&b, 11, 1, true);
     const struct seen *commit = did(&b, REFIT_DO_PERSIST);
@@ -427,7 +412,7 @@ START_TEST(an_instance_is_left_out_of_one_version_only)
     usual(&b, REFIT_STAGED_RECEIVE, true);
     (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
-    until_transfer(&b);
+    plan_and_prepare(&b);
     step(&b, (struct refit_event){.type = REFIT_EV_FAILED,
                                   .node = {.node = 1,
                                            .attempt = b.r->attempt_high,
@@ -435,8 +420,7 @@ START_TEST(an_instance_is_left_out_of_one_version_only)
                                            .text = "its disk",
                                            .worker = 12}});
     (void)submit(&b, 2, "b", 2);
-    node_event(&b, REFIT_EV_QUIESCED, 0);
-    node_event(&b, REFIT_EV_QUIESCED, 1);
+    quiesce(&b);
     planned(&b);
     node_event(&b, REFIT_EV_PREPARED, 0);
     node_event(&b, REFIT_EV_STAGED, 0);

@@ -143,9 +143,7 @@ START_TEST(an_attempt_whose_policy_can_do_without_goes_on_without_who_fell_aslee
     usual(&b, REFIT_STAGED_RECEIVE, true);
     (void)submit_with(&b, 1, "a", "rollout", 1);
     publish_all(&b, 1);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(&b);
     uint64_t first = b.r->attempt_high;
     (void)falls_asleep(&b, 12);
     quiesce(&b);
@@ -164,13 +162,7 @@ START_TEST(who_falls_asleep_while_the_commit_is_written_has_applied_nothing)
 {
     struct bed b;
     usual(&b, REFIT_IN_PLACE, true);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
-    ready(&b, 11, 1);
-    ready(&b, 12, 1);
+    to_transfer_in_place(&b, 1, "a");
     node_event(&b, REFIT_EV_STAGED, 0);
     b.hold = true;
     node_event(&b, REFIT_EV_STAGED, 1);

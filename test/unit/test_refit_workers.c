@@ -85,11 +85,8 @@ START_TEST(the_policy_may_do_without_an_instance_that_rejects)
     usual(&b, REFIT_STAGED_RECEIVE, false);
     submit_min(&b, 1, "a", 1);
     publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_STAGED, n);
+    plan_and_prepare(&b);
+    both_say(&b, REFIT_EV_STAGED);
     (void)verdict(&b, 12, 1, false);
     ck_assert_int_eq(phase(&b, 1), REFIT_ACCEPTING);
     (void)verdict(&b, 11, 1, true);
@@ -109,9 +106,7 @@ START_TEST(the_policy_may_do_without_an_instance_that_dies_in_the_transfer)
     usual(&b, REFIT_STAGED_RECEIVE, true);
     submit_min(&b, 1, "a", 1);
     publish_all(&b, 1);
-    planned(&b);
-    for (uint32_t n = 0; n < 2; n++)
-        node_event(&b, REFIT_EV_PREPARED, n);
+    plan_and_prepare(&b);
     leave(&b, 12, false);
     ck_assert_int_eq(phase(&b, 1), REFIT_ABORTING);
     quiesce(&b);
@@ -148,9 +143,7 @@ START_TEST(the_policy_may_do_without_an_instance_that_is_never_ready)
     usual(&b, REFIT_IN_PLACE, true);
     submit_min(&b, 1, "a", 1);
     publish_all(&b, 1);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(&b);
     ready(&b, 12, 1);
     tick(&b, 60000);
     quiesce(&b);
@@ -159,8 +152,7 @@ START_TEST(the_policy_may_do_without_an_instance_that_is_never_ready)
     node_event(&b, REFIT_EV_PREPARED, 0); /* the trainer's */
     node_event(&b, REFIT_EV_PREPARED, 1);
     ck_assert_int_eq(phase(&b, 1), REFIT_TRANSFERRING); /* its Ready still holds */
-    node_event(&b, REFIT_EV_STAGED, 0);
-    node_event(&b, REFIT_EV_STAGED, 1);
+    both_say(&b, REFIT_EV_STAGED);
     ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
     ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_EMPTY);
     ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 12)), REFIT_WORKER_CURRENT);
@@ -246,11 +238,7 @@ START_TEST(in_place_memory_is_written_only_after_ready)
 {
     struct bed b;
     usual(&b, REFIT_IN_PLACE, false);
-    (void)submit(&b, 1, "a", 1);
-    publish_all(&b, 1);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    to_transfer(&b, 1, "a");
     ck_assert_int_eq(phase(&b, 1), REFIT_PREPARED);
     ck_assert_uint_eq(told(&b, REFIT_TELL_READY_REQUESTED), 2);
     ready(&b, 11, 1);
@@ -271,13 +259,10 @@ START_TEST(in_place_memory_is_written_only_after_ready)
     planned(&b);
     ck_assert(refit_holds_already(b.r, refit_find_worker(b.r, 11)));
     ck_assert(!refit_holds_already(b.r, refit_find_worker(b.r, 12)));
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
-    ready(&b, 11, 1);
-    ready(&b, 12, 1);
+    both_say(&b, REFIT_EV_PREPARED);
+    both_ready(&b, 1);
     ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_UNCOMMITTED);
-    node_event(&b, REFIT_EV_STAGED, 0);
-    node_event(&b, REFIT_EV_STAGED, 1);
+    both_say(&b, REFIT_EV_STAGED);
     (void)verdict(&b, 11, 1, true);
     (void)verdict(&b, 12, 1, true);
     ck_assert_int_eq(refit_worker_state(b.r, refit_find_worker(b.r, 11)), REFIT_WORKER_CURRENT);
@@ -337,9 +322,7 @@ START_TEST(sources_are_released_when_the_options_say)
         publish(&b, 1, 1, 11); /* its promise holds from here on, taking part or not */
         ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
         publish(&b, 2, 1, 12);
-        planned(&b);
-        node_event(&b, REFIT_EV_PREPARED, 0);
-        node_event(&b, REFIT_EV_PREPARED, 1);
+        plan_and_prepare(&b);
         ck_assert_int_eq(refit_publish_check(b.r, 1, 2, &e), RS_EPRECOND);
         ck_assert_int_eq(refit_publish_check(b.r, 1, 1, &e), 1);
         step(&b,
@@ -347,8 +330,7 @@ START_TEST(sources_are_released_when_the_options_say)
                  .type = REFIT_EV_PROGRESS,
                  .node = {.node = 0, .attempt = 1, .sources_read_ns = 1, .sources_known = true}});
         ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), at == REFIT_RELEASE_READ ? 2 : 0);
-        node_event(&b, REFIT_EV_STAGED, 0);
-        node_event(&b, REFIT_EV_STAGED, 1);
+        both_say(&b, REFIT_EV_STAGED);
         bool staged = at == REFIT_RELEASE_DEFAULT || at == REFIT_RELEASE_STAGED;
         ck_assert_uint_eq(told(&b, REFIT_TELL_SOURCE_RELEASED), staged ? 2 : 0);
         (void)verdict(&b, 11, 1, true);
@@ -368,9 +350,7 @@ START_TEST(content_that_is_not_known_is_never_taken_for_held)
     (void)submit(&b, 1, "a", 1);
     publish(&b, 1, 1, 0); /* not fingerprinted */
     publish(&b, 2, 1, 0);
-    planned(&b);
-    node_event(&b, REFIT_EV_PREPARED, 0);
-    node_event(&b, REFIT_EV_PREPARED, 1);
+    plan_and_prepare(&b);
     node_event(&b, REFIT_EV_STAGED, 0);
     node_failed(&b, 1, 0);
     quiesce(&b);
