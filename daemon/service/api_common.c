@@ -57,6 +57,21 @@ int api_text(const char *field, const char *value, struct err *e)
     return value[0] == '\0' ? 0 : api_name(field, value, e);
 }
 
+int api_decider(struct api_call *c, const char *name, struct decider **ret, struct err *e)
+{
+    struct service *s = c->service;
+    int r = api_name("model", name, e);
+    if (r != 0)
+        return r;
+    if (s->stopping)
+        return err_set(e, RS_EUNAVAIL, "the daemon is stopping");
+    if (s->coordinator == NULL)
+        return err_set(e, RS_EUNAVAIL, "only the coordinator, node %s, knows that",
+                       s->config->coordinator);
+    *ret = decider_find(s->coordinator, name);
+    return *ret != NULL ? 0 : err_set(e, RS_ENOTFOUND, "no model '%s'", name);
+}
+
 /* --- replies ------------------------------------------------------------------------------------ */
 
 void api_send(struct rpc_call *call, const ProtobufCMessage *m)

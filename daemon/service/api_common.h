@@ -49,6 +49,9 @@ int api_identity(struct rpc_call *call, bool identified, uint64_t *ret_client, s
 int api_name(const char *field, const char *value, struct err *e);
 int api_text(const char *field, const char *value, struct err *e);
 
+/* The decider of that model. RS_EUNAVAIL: not here, or the daemon is stopping; RS_ENOTFOUND: no such model. */
+int api_decider(struct api_call *c, const char *name, struct decider **ret, struct err *e);
+
 /* Packs and sends one message; *_finish ends the call with it. */
 void api_send(struct rpc_call *call, const ProtobufCMessage *m);
 void api_finish(struct rpc_call *call, const ProtobufCMessage *m);
@@ -70,6 +73,8 @@ void api_refit_state_fill(struct api_refit_state *s, const struct decider *d,
 bool api_refit_state_find(struct api_refit_state *s, const struct decider *d, uint64_t version);
 void api_refit_state_close(struct api_refit_state *s);
 void api_bytes_fill(Reshard__V1__Bytes *to, const struct refit_bytes *from);
+void api_record_fill(Reshard__V1__VersionRecord *to, Reshard__V1__Bytes *bytes,
+                     const struct decider *d, const struct refit_version *v);
 
 /* Method handlers, by file. */
 void api_put_layout_open(struct rpc_call *call);

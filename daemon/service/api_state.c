@@ -1,4 +1,4 @@
-/* What a refit looks like from outside. */
+/* What a refit and a version look like from outside. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -19,6 +19,27 @@ void api_bytes_fill(Reshard__V1__Bytes *to, const struct refit_bytes *from)
     to->skipped = from->skipped;
     to->total = from->total;
     to->network_minimum = from->network_minimum;
+}
+
+void api_record_fill(Reshard__V1__VersionRecord *to, Reshard__V1__Bytes *bytes,
+                     const struct decider *d, const struct refit_version *v)
+{
+    struct refit_bytes moved = refit_version_bytes(d->refit, v);
+    reshard__v1__version_record__init(to);
+    api_bytes_fill(bytes, &moved);
+    to->version = v->version;
+    to->phase = API_PHASE(v->phase.state);
+    to->attempts = v->n_attempts;
+    to->reason = (char *)(uintptr_t)v->reason;
+    to->submitted_wall_ns = v->submitted_wall_ns;
+    to->total_ns = v->total_ns;
+    to->wire_ns = v->wire_ns;
+    to->stall_ns = v->stall_ns;
+    to->bytes = bytes;
+    to->strategy = (char *)(uintptr_t)v->strategy;
+    to->plan_digest.data = (uint8_t *)(uintptr_t)v->plan_digest;
+    to->plan_digest.len = sizeof v->plan_digest;
+    to->epoch = v->epoch;
 }
 
 static void waiting_add(const char *who, void *arg)
