@@ -3,6 +3,7 @@
 #define RS_TEST_CERTS_H
 
 #include <check.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
