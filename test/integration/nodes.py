@@ -26,7 +26,7 @@ class Node(rig.Daemon):
     def __init__(self, nodes, name):
         self.nodes, self.name, self.dir = nodes, name, nodes.dir
         self.socket = str(self.dir / f"{name}.sock")
-        self.process, self.lines, self.changed = None, [], threading.Condition()
+        self.process, self.log, self.changed = None, None, threading.Condition()
         self.channels, self.clients = [], []
         self.env = {}  # of this node alone, from its next start on
 

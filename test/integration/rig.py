@@ -13,6 +13,7 @@ import os
 import pathlib
 import queue
 import re
+import select
 import shutil
 import signal
 import socket
@@ -52,7 +53,52 @@ class Deadline(AssertionError):
     """Something that should have happened has not, in its time."""
 
 
+def deadlines(first_ms):
+    """Of refits, in ms, for a test that has something to do before one is over: it takes the next longer one where it was too late."""
+    return [int(first_ms * SLOW) * 4 ** i for i in range(4)]
+
+
 # --- the daemon ---------------------------------------------------------------------------------------
+
+
+class Log:
+    """What one start of a daemon says, through a pipe. A thread follows it for those who wait for a line; whoever looks takes what
+    is there already, and need not wait for the thread."""
+
+    def __init__(self, fd, path, changed):
+        self.fd, self.file, self.changed = fd, open(path, "ab", buffering=0), changed
+        self.lines, self.part, self.ended = [], b"", False
+        os.set_blocking(fd, False)
+
+    def follow(self):
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self):
+        ready = select.poll()
+        ready.register(self.fd, select.POLLIN)
+        while not self.ended:
+            ready.poll()
+            self.taken()
+        os.close(self.fd)
+        self.file.close()
+
+    def taken(self):
+        """The lines so far, with what is in the pipe."""
+        with self.changed:
+            with contextlib.suppress(BlockingIOError):
+                while not self.ended:
+                    self._take(os.read(self.fd, 1 << 16))
+            return self.lines
+
+    def _take(self, data):
+        self.part += data
+        self.ended = not data
+        *whole, self.part = self.part.split(b"\n")
+        if self.ended and self.part:
+            whole.append(self.part)
+        self.file.write(b"".join(line + b"\n" for line in whole))
+        self.lines += [line.decode(errors="replace") for line in whole] + ["<end of log>"] * self.ended
+        self.changed.notify_all()
 
 
 # Settings with which messages between devices of the node are device copies.
@@ -78,7 +124,7 @@ class Daemon:
             section, name = key.split("__")
             self.settings.setdefault(section, {})[name] = value
         self.process = None
-        self.lines = []
+        self.log = None
         self.changed = threading.Condition()
         self.channels = []
         self.clients = []
@@ -94,10 +140,10 @@ class Daemon:
 
     def start(self, wait="data plane serves"):
         read, write = os.pipe()
-        self.lines = []
+        self.log = Log(read, self.log_path, self.changed)
         self.process = subprocess.Popen(self.argv(), stderr=write, stdin=subprocess.DEVNULL)
         os.close(write)
-        threading.Thread(target=self._read_log, args=(read, self.lines), daemon=True).start()
+        self.log.follow()
         if wait:
             self.wait_log(wait)
         return self
@@ -106,16 +152,10 @@ class Daemon:
     def log_path(self):
         return self.dir / "log"
 
-    def _read_log(self, fd, lines):
-        with os.fdopen(fd, errors="replace") as f, open(self.log_path, "a") as log:
-            for line in f:
-                log.write(line)
-                with self.changed:
-                    lines.append(line.rstrip("\n"))
-                    self.changed.notify_all()
-        with self.changed:
-            lines.append("<end of log>")
-            self.changed.notify_all()
+    @property
+    def lines(self):
+        """Of the last start, all that it has said by now: what a daemon logged before it answered is there with the answer."""
+        return self.log.taken() if self.log is not None else []
 
     def wait_log(self, pattern, since=0, timeout=WAIT_S):
         """Waits for a line that matches; returns the match."""
@@ -524,8 +564,9 @@ class Worker:
         except grpc.RpcError as e:
             events.put(("end", e))
 
-    def event(self, kind, version=None, attempt=0, timeout=WAIT_S):
-        """The next event of that kind (and version, and not of an older attempt); others are skipped."""
+    def event(self, kind, version=None, attempt=0, timeout=WAIT_S, unless=None):
+        """The next event of that kind (and version, and not of an older attempt); others are skipped. None: one of the kind `unless`
+        came first."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -533,8 +574,8 @@ class Worker:
             except queue.Empty:
                 raise Deadline(f"rank {self.rank} of {self.layout.name}: no event {kind} {version or ''}\n"
                                + self.client.daemon.tail()) from None
-            if k == kind and (version is None or e.version == version and e.attempt >= attempt):
-                return e
+            if k in (kind, unless) and (version is None or e.version == version and e.attempt >= attempt):
+                return e if k == kind else None
             if k == "end":
                 raise AssertionError(f"rank {self.rank} of {self.layout.name}: the stream ended ({e}) before {kind}")
 
