@@ -422,10 +422,14 @@ class Ledgers(Case):
         f.refit(1)
         before = d.status().incarnation
         old = f.trainer
-        begin = time.monotonic()
-        d.kill()
-        d.start(wait="reshardd serves")
-        self.assertLess(time.monotonic() - begin, 1 * SLOW)  # less than anybody's beat
+        for tries_left in reversed(range(10)):  # the machine may be busy
+            begin = time.monotonic()
+            d.kill()
+            d.start(wait="reshardd serves")
+            took = time.monotonic() - begin
+            if took < 1 * SLOW:  # less than anybody's beat
+                break
+            self.assertGreater(tries_left, 0, took)
         self.assertNotEqual(d.status().incarnation, before)
         with refused(self, grpc.StatusCode.UNAUTHENTICATED):
             d.refit(old.token).GetCommitted(pb.GetCommittedRequest(model="m"), timeout=WAIT_S)
@@ -645,6 +649,21 @@ int fsync(int fd)
 """
 
 
+def ends_when_it_should(case, f, version, meanwhile=lambda: None):
+    """A version that nobody publishes ends at its prepare deadline, within a few times that; a busy machine gets a longer one, and
+    another version. Returns the last of them."""
+    for ms in deadlines(500):
+        f.submit(version, prepare_timeout_ms=ms)
+        begin = time.monotonic()
+        meanwhile()
+        case.ends_aborted(f, version, "train/rank 0")
+        took = time.monotonic() - begin
+        if took < 6 * ms / 1000:
+            return version
+        version += 1
+    case.fail(f"the deadline of {ms} ms came after {took} s")
+
+
 class Shim:
     """A library that a daemon is started under: the wall clock moves, syncs are held up."""
 
@@ -709,16 +728,12 @@ class Clocks(Case):
         d, shim = Daemon(), Shim(self)
         self.enter(shim.start(d))
         f = small(d)
-        f.submit(1, prepare_timeout_ms=500)
-        begin = time.monotonic()
-        shim.put(0, -86400)
-        self.ends_aborted(f, 1, "train/rank 0")
-        self.assertLess(time.monotonic() - begin, 3)
-        f.submit(2, prepare_timeout_ms=5000)
+        ends_when_it_should(self, f, 1, lambda: shim.put(0, -86400))
+        f.submit(9, prepare_timeout_ms=600000)
         shim.put(0, 86400)
-        f.publish(2)  # five seconds are not over
-        f.accept(2)
-        self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
+        f.publish(9)  # ten minutes are not over
+        f.accept(9)
+        self.assertEqual(f.final(9).phase, pb.PHASE_COMMITTED)
 
     def test_order_is_by_number_and_survives_a_restart_into_the_past(self):
         d, shim = Daemon(), Shim(self)
@@ -782,15 +797,12 @@ class Reboots(Case):
         m = d.status("m").models[0]
         self.assertLess(m.committed_age_ns, 600e9)
         again = small(d)
-        again.submit(3, prepare_timeout_ms=500)
-        begin = time.monotonic()
-        self.ends_aborted(again, 3, "train/rank 0")
-        self.assertLess(time.monotonic() - begin, 3 * SLOW)
-        again.refit(4)
-        apply_all(again, 4)
-        self.serves(again, 4)
+        last = ends_when_it_should(self, again, 3) + 1
+        again.refit(last)
+        apply_all(again, last)
+        self.serves(again, last)
         timelines = admin.Timeline(pb.TimelineRequest(model="m", last=10), timeout=WAIT_S).versions
-        self.assertEqual(sorted(t.record.version for t in timelines), [1, 2, 3, 4])
+        self.assertEqual(sorted(t.record.version for t in timelines), list(range(1, last + 1)))
         for t in timelines:
             times = [x.at_ns for x in t.marks]
             self.assertEqual(times, sorted(times), t.record.version)

@@ -257,27 +257,41 @@ class Committed(unittest.TestCase):
 
     def test_ends_of_polls_are_spread(self):
         # No thundering herd: polls that began together do not end together, and all within 20 % of what they asked for.
-        with Daemon() as d:
-            c, ends, done = Client(d), [], threading.Event()
+        def ends_of_a_hundred(wait_ms):
+            """In shares of what they asked for."""
+            ends, done = [], threading.Event()
 
             def ended(_):
-                ends.append(time.monotonic() - begin)
+                ends.append((time.monotonic() - begin) * 1000 / wait_ms)
                 if len(ends) == 100:
                     done.set()
 
             begin = time.monotonic()
             for _ in range(100):
-                c.stub.GetCommitted.future(pb.GetCommittedRequest(model="m", wait_ms=1000), timeout=60).add_done_callback(ended)
+                c.stub.GetCommitted.future(pb.GetCommittedRequest(model="m", wait_ms=wait_ms), timeout=WAIT_S).add_done_callback(ended)
             self.assertTrue(done.wait(WAIT_S))
-            self.assertGreater(min(ends), 0.79)
-            self.assertGreater(max(ends) - min(ends), 0.2)
-            self.assertLess(max(ends), 1.2 + SLOW)
+            return ends
+
+        with Daemon() as d:
+            c = Client(d)
+            for wait_ms in (1000, 4000, 16000):
+                ends = ends_of_a_hundred(wait_ms)
+                self.assertGreater(min(ends), 0.79)
+                self.assertGreater(max(ends) - min(ends), 0.2)
+                if max(ends) < 1.2 + SLOW:  # else the machine is busy: a longer one
+                    return
+            self.fail(f"the last ended after {max(ends)} times what it asked for")
 
     def test_poll_answers_before_the_calls_own_deadline(self):
         with Daemon() as d:
             f = self.fleet(d)
             f.refit(1)
-            r = f.trainer.stub.GetCommitted(pb.GetCommittedRequest(model="m", newer_than=1, wait_ms=60000), timeout=0.5 * SLOW)
+            for ms in deadlines(500):  # it keeps a share of them for its answer
+                try:
+                    r = f.trainer.stub.GetCommitted(pb.GetCommittedRequest(model="m", newer_than=1, wait_ms=600000), timeout=ms / 1000)
+                    break
+                except grpc.RpcError as e:  # the machine may be busy
+                    self.assertEqual(e.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
             self.assertEqual(r.version, 1)
 
 

@@ -667,12 +667,20 @@ class Events(unittest.TestCase):
             published.result(timeout=WAIT_S)
 
     def test_an_event_that_does_not_happen_is_told_and_the_worker_goes_on(self):
-        with Daemon(refit__memory_timeout_ms=600) as d:
+        for ms in deadlines(600):
+            try:
+                return self.event_that_does_not_happen(ms)
+            except grpc.RpcError as e:  # attaching, publishing and the like have the same deadline
+                if e.code() != grpc.StatusCode.DEADLINE_EXCEEDED or ms == deadlines(600)[-1]:
+                    raise
+
+    def event_that_does_not_happen(self, ms):
+        with Daemon(refit__memory_timeout_ms=ms) as d:
             f = GpuFleet(d, CUDA, one_source(), one_destination(), [0], [1])
             pid, writes = d.data_plane_pid(), self.Writes(f.sources[0], 1)
-            with refused(self, grpc.StatusCode.DEADLINE_EXCEEDED, "event", "300 ms", "record it before publishing"):
-                self.publish(f.sources[0], 1, writes.handle()).result(timeout=WAIT_S)
-            writes.close()
+            with contextlib.closing(writes):
+                with refused(self, grpc.StatusCode.DEADLINE_EXCEEDED, "event", f"{ms // 2} ms", "record it before publishing"):
+                    self.publish(f.sources[0], 1, writes.handle()).result(timeout=WAIT_S)
             f.refit(1)
             self.assertEqual(d.data_plane_pid(), pid)
 

@@ -47,9 +47,9 @@ class Case(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, within, s.reason)
         return s
 
-    def begin(self, f, version):
+    def begin(self, f, version, **options):
         f.publish(version)
-        f.submit(version)
+        f.submit(version, **options)
 
     def clean(self, f, version):
         """Commits at its first attempt, every element right."""
@@ -79,10 +79,12 @@ class Epochs(Case):
         self.communicators(nodes, n0=1, n1=1, n2=0)
         late = BulkWorker(f.client("n2", "rollout"), "m", pb.SIDE_DESTINATION, bulk("eval", [1], [None]), 0, 3, pb.RECEIVE_STAGED, True)
         late.node = "n2"
+        late.event("committed", 1)  # n1 has fed it, by one of their own
+        late.apply(1)
         f.destinations.append(late)
         self.clean(f, 2)
-        self.communicators(nodes, n0=2)  # n1 may have fed n2 with version 1 before, by one of their own
-        self.assertGreaterEqual(sum(NEW in line for line in list(nodes["n2"].lines)), 1)
+        self.communicators(nodes, n0=2)
+        nodes["n2"].wait_log(NEW)
 
     def test_only_devices_with_workers_take_part(self):
         # 5 nodes of 4 devices are more than the 16 ranks that the stand-in's communicators have.
@@ -131,6 +133,7 @@ class Shrinking(Case):
         nodes, f = self.shrinks(nccl__shrink="yes")
         self.refit_of_the_rest(f, 2)
         nodes["n0"].wait_log("its communicator of 3 ranks is shrunk: 1 have left")
+        nodes["n1"].wait_log(self.LEFT)
         self.assertEqual((self.left(nodes, "n0"), self.left(nodes, "n1")), (1, 1))
         self.communicators(nodes, n0=1, n1=1)
         self.refit_of_the_rest(f, 3)  # and serves on
@@ -154,9 +157,9 @@ class Shrinking(Case):
 
 class Making(Case):
     def test_health_is_answered_while_members_are_waited_for(self):  # C01
-        nodes = self.nodes(2, env={"n1": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(3000 * SLOW))
+        nodes = self.nodes(2, env={"n1": {"STANDIN_HANG": "init:1"}})
         f = self.fleet(nodes)
-        self.begin(f, 1)
+        self.begin(f, 1, prepare_timeout_ms=int(3000 * SLOW))
         nodes["n0"].wait_log(NEW)
         stubs = [health_pb2_grpc.HealthStub(d.channel()) for d in nodes.daemons.values()]
         slowest, over = 0.0, threading.Thread(target=f.final, args=(1,))
@@ -171,9 +174,9 @@ class Making(Case):
         self.clean(f, 2)
 
     def test_a_member_that_hangs_in_init_ends_it_at_the_deadline_by_name(self):
-        nodes = self.nodes(3, env={"n2": {"STANDIN_HANG": "init:1"}}, refit__prepare_timeout_ms=int(1500 * SLOW))
+        nodes = self.nodes(3, env={"n2": {"STANDIN_HANG": "init:1"}})
         f = self.fleet(nodes)
-        self.begin(f, 1)
+        self.begin(f, 1, prepare_timeout_ms=int(1500 * SLOW))
         self.aborted(f, 1, "n2")
         self.clean(f, 2)
         self.communicators(nodes, n0=2, n1=2, n2=2)
