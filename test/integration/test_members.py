@@ -60,9 +60,9 @@ class Case(unittest.TestCase):
         return daemons
 
     def refused(self, name, *words, **more):
-        """A daemon whose JOIN is refused: what it says has all the words."""
+        """A daemon whose JOIN is refused: what it says has all the words. Before that the coordinator may say that it is starting."""
         m = self.member(name, **more).start()
-        said = m.wait_log("could not join the coordinator.*")[0]
+        said = m.wait_log(f"could not join the coordinator.*{re.escape(words[0])}.*")[0]
         for word in words:
             self.assertIn(word, said)
         return m
