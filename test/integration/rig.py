@@ -491,7 +491,6 @@ class Worker:
                  pieces=None, attach=True, **hello):
         self.client, self.model, self.side, self.layout, self.rank = client, model, side, layout, rank
         self.device, self.receive, self.automatic = device, receive, automatic
-        self.digest = client.put_layout(layout)
         self.place = {}  # tensor -> [(offset bytes, box)]
         n = 0
         for t in layout.tensors.values():
@@ -506,6 +505,8 @@ class Worker:
         self.pieces, self.hello = pieces, hello
         self.events = queue.Queue()
         self.requests = None
+        # Not before the memory, which takes time: a Python channel without a call answers no ping, and is cut off for that.
+        self.digest = client.put_layout(layout)
         if attach:
             self.attach()
 

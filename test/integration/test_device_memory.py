@@ -189,7 +189,13 @@ class Refits(unittest.TestCase):
                 self.assertTrue(all(got[r * half:(r + 1) * half] ==
                                     content[r * columns + w.rank * half:r * columns + (w.rank + 1) * half]
                                     for r in range(rows)), w.rank)
-            gpus = d.status().gpu_memory
+            moved = {i: rows * columns if i == 0 else rows * half for i in before}
+            end = time.monotonic() + WAIT_S
+            while True:  # what is taken of the GPUs is asked for when the bytes are there, and may come after the commit
+                gpus = d.status().gpu_memory
+                if [gpus[i].registered_message_bytes for i in moved] == list(moved.values()) or time.monotonic() > end:
+                    break
+                threading.Event().wait(0.01)
             for i in before:
                 gpu = gpus[i]
                 # The stand-in's own count of what was allocated, and the daemon's of what it took.
@@ -201,9 +207,8 @@ class Refits(unittest.TestCase):
                 self.assertEqual(gpu.ring_bytes, limit)
                 # The ring is registered, and all that was packed or is to be unpacked went through it.
                 self.assertEqual((gpu.registrations, gpu.refused_registrations, gpu.registered_bytes), (1, 0, limit))
-                moved = rows * columns if i == 0 else rows * half
-                self.assertEqual(gpu.registered_message_bytes, moved, i)
-                self.assertGreaterEqual(gpu.registered_messages, moved // (limit // 4))
+                self.assertEqual(gpu.registered_message_bytes, moved[i], i)
+                self.assertGreaterEqual(gpu.registered_messages, moved[i] // (limit // 4))
             self.assertEqual([g.registrations for i, g in enumerate(gpus) if i not in before], [0] * 5)
             ask = lambda *a: subprocess.run([BUILD / "reshardctl", *a, "--socket", d.socket], check=True, text=True,
                                             capture_output=True, timeout=WAIT_S).stdout
