@@ -13,7 +13,8 @@ import testnet  # noqa: E402
 from testnet import Testnet  # noqa: E402
 
 TOOL = str(ROOT / "scripts" / "testnet")
-MINE = f"s{os.getpid()}"  # names that no other test run beside this one takes
+# Names that no other test run beside this one takes, and among which a number that is free again leads to no name a second time.
+MINE, UP = f"s{os.getpid()}x", f"u{os.getpid()}x"
 
 
 def namespaces(name):
@@ -26,7 +27,7 @@ def tool(*args, env=None):
 
 class Case(unittest.TestCase):
     def up(self, n, **more):
-        net = Testnet.up(n, prefix="test", **more)
+        net = Testnet.up(n, prefix=UP, **more)
         self.addCleanup(net.down)
         if net.mode != testnet.NAMESPACES:
             self.skipTest("network namespaces are not permitted here")
@@ -142,6 +143,17 @@ class Lives(Case):
         self.assertEqual(namespaces(net.name), set())
         self.assertFalse(testnet.lives(keeper))
         net.down()  # again: nothing to do
+
+    def test_down_again_leaves_another_one_of_that_name_alone(self):
+        net = self.up(1)
+        gone = Testnet(dict(net.state, id="of one that was removed before"))
+        p = net.popen("n0", ["sleep", "1000"])
+        gone.down()
+        self.assertEqual(len(namespaces(net.name)), 2)
+        self.assertIsNone(p.poll())
+        net.down()
+        self.assertEqual(namespaces(net.name), set())
+        self.assertEqual(p.wait(WAIT_S), -signal.SIGKILL)
 
     HOLDER = ("import sys; sys.path.insert(0, {lib!r}); from testnet import *; net = Testnet.up(2, prefix='{prefix}'); "
               "p = net.popen('n1', ['sleep', '1000']); print(net.name, net.state['keeper']['pid'], net.mode, flush=True); "

@@ -165,12 +165,13 @@ class Testnet:
 
     @classmethod
     def begin(cls, prefix, n, owner, offload):
-        """Takes a name and a number that no other testnet has."""
+        """Takes a name and a number that no other testnet has; one that is gone may have had them, but not the id."""
         others = [net.state for net in testnets()]
         number = next(i for i in range(1 << 14) if i not in [s["number"] for s in others])
         name = f"{prefix}{number}"
         mode = LOOPBACK if os.environ.get("RESHARD_TESTNET") == LOOPBACK else NAMESPACES
-        net = cls(dict(name=name, number=number, n=n, mode=mode, owner=owner, keeper=None, offload=offload, rate=None, cut=[]))
+        net = cls(dict(name=name, number=number, id=os.urandom(8).hex(), n=n, mode=mode, owner=owner, keeper=None, offload=offload,
+                       rate=None, cut=[]))
         net.save()
         return net
 
@@ -222,9 +223,12 @@ class Testnet:
         new.rename(path)
 
     def down(self):
+        """Removes it; where it is gone already, nothing: another one may have its name by now."""
+        path = state_folder() / f"{self.name}.json"
         with locked():
-            if (state_folder() / f"{self.name}.json").exists():
-                Testnet.open(self.name).remove()
+            now = Testnet(json.loads(path.read_text())) if path.exists() else None
+            if now is not None and now.state.get("id") == self.state.get("id"):
+                now.remove()
 
     def remove(self):
         """Under the lock: ends what runs in it, removes it, then forgets it. Done again, it does what is left."""
