@@ -79,9 +79,11 @@ class Nodes:
         addresses = "\n  ".join(f"{name}={self.net.address(name)}:{PORT}" for name in self.names)
         self.settings = {"daemon": {"socket": self.dir / "%n.sock", "state_dir": self.dir / "state-%n", "log_level": "debug"},
                          "devices": {"devices": 4, "chunk_bytes": 65536},
-                         "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(30000 * SLOW)},
+                         "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(30000 * SLOW),
+                                   "quiesce_timeout_ms": int(3000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)},
-                         "cluster": {"nodes": addresses, "coordinator": coordinator, "insecure_network": "yes"}}
+                         "cluster": {"nodes": addresses, "coordinator": coordinator, "insecure_network": "yes",
+                                     "lease_ms": int(2500 * SLOW)}}
         self.settings["devices"].update(backends.settings(transport="tcp"))
         for key, value in settings.items():
             section, name = key.split("__")

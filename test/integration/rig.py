@@ -114,7 +114,8 @@ class Daemon:
         self.settings = {"daemon": {"node": "n0", "socket": self.socket, "state_dir": str(self.dir / "state"),
                                     "log_level": "debug"},
                          "devices": {"devices": 8, "domains": "0-3 4-7", "chunk_bytes": 4096},
-                         "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(30000 * SLOW)},
+                         "refit": {"least_piece_bytes": 64, "prepare_timeout_ms": int(30000 * SLOW),
+                                   "quiesce_timeout_ms": int(3000 * SLOW)},
                          "clients": {"grace_ms": int(2000 * SLOW)}}
         self.settings["devices"].update(backends.settings(transport="memory"))
         if backends.CUDA:
