@@ -12,6 +12,7 @@
 #include "service/attempt_input.h"
 #include "service/cells_sum.h"
 #include "service/coordinator.h"
+#include "test/lib/service_bed.h"
 
 enum { OWN, TRAINER, ROLLOUT, N_NODES };
 enum { MOST_ORDERS = 256, WAIT_TURNS = 2000 };
@@ -82,18 +83,6 @@ static inline void on_look(const struct service *s, uint32_t node, struct peer_v
                               .why = ""};
 }
 
-static inline void on_wake(void *arg)
-{
-    struct service *s = arg;
-    (void)uv_async_send(&s->wake);
-}
-
-static inline void on_mailbox(uv_async_t *wake)
-{
-    struct service *s = wake->data;
-    (void)mailbox_drain(&s->mailbox);
-}
-
 static inline struct layout_entry *layout_put(const char *text)
 {
     struct layout *l = NULL;
@@ -109,39 +98,21 @@ static inline void world_open(void)
 {
     struct err e = {0};
     w = (struct world){0};
-    ck_assert_int_eq(uv_loop_init(&w.loop), 0);
     config_init(&w.config);
     for (uint32_t i = 0; i < N_NODES; i++)
         (void)snprintf(w.nodes[i].name, sizeof w.nodes[i].name, "n%u", i);
     (void)snprintf(w.config.node, sizeof w.config.node, "n0");
     w.config.nodes = w.nodes;
     w.config.n_nodes = N_NODES;
-    struct service *s = w.service = mem_zalloc(sizeof *s);
-    s->loop = &w.loop;
-    s->config = &w.config;
-    s->incarnation = 77;
-    queue_init(&s->models);
-    queue_init(&s->leases);
-    queue_init(&s->waiters);
-    layouts_init(&s->layouts, 8);
-    plan_store_init(&s->plans);
-    mailbox_init(&s->mailbox, on_wake, s);
-    ck_assert_int_eq(uv_async_init(&w.loop, &s->wake, on_mailbox), 0);
-    s->wake.data = s;
-    s->n_handles = 1;
     w.store = ledger_store_new();
-    ck_assert_int_eq(ledger_mem_open(w.store, &s->mailbox, &s->ledger), 0);
+    struct service *s = w.service = service_bed_open(&w.loop, &w.config, w.store);
+    s->incarnation = 77;
     ck_assert_int_eq(coordinator_new(s, &s->coordinator, &e), 0);
     w.c = s->coordinator;
     w.c->send = on_send;
     w.c->look = on_look;
     w.source = layout_put(source_text);
     w.destination = layout_put(destination_text);
-}
-
-static inline void on_wake_closed(uv_handle_t *h)
-{
-    service_handle_closed(h->data);
 }
 
 static inline void world_close(void)
@@ -153,12 +124,7 @@ static inline void world_close(void)
     ledger_close(s->ledger);
     while (!queue_empty(&w.c->deciders))
         decider_close(container_of(w.c->deciders.next, struct decider, in));
-    while (!queue_empty(&s->models))
-        model_close(container_of(s->models.next, struct model, in));
-    mailbox_shut(&s->mailbox);
-    uv_close((uv_handle_t *)&s->wake, on_wake_closed);
-    (void)uv_run(&w.loop, UV_RUN_DEFAULT);
-    ck_assert_int_eq(uv_loop_close(&w.loop), 0);
+    service_bed_close(s);
     ledger_store_free(w.store);
 }
 

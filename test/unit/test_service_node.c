@@ -7,6 +7,7 @@
 #include "service/attempt_input.h"
 #include "service/part.h"
 #include "service/peers.h"
+#include "test/lib/service_bed.h"
 
 static struct world {
     uv_loop_t loop;
@@ -16,36 +17,11 @@ static struct world {
     struct ledger_store *store;
 } w;
 
-static void on_wake(void *arg)
-{
-    struct service *s = arg;
-    (void)uv_async_send(&s->wake);
-}
-
-static void on_mailbox(uv_async_t *wake)
-{
-    struct service *s = wake->data;
-    (void)mailbox_drain(&s->mailbox);
-}
-
 static void service_open(void)
 {
     struct err e = {0};
-    ck_assert_int_eq(uv_loop_init(&w.loop), 0);
-    struct service *s = w.service = mem_zalloc(sizeof *s);
-    s->loop = &w.loop;
-    s->config = &w.config;
+    struct service *s = w.service = service_bed_open(&w.loop, &w.config, w.store);
     s->node = 1;
-    queue_init(&s->models);
-    queue_init(&s->leases);
-    queue_init(&s->waiters);
-    layouts_init(&s->layouts, 8);
-    plan_store_init(&s->plans);
-    mailbox_init(&s->mailbox, on_wake, s);
-    ck_assert_int_eq(uv_async_init(&w.loop, &s->wake, on_mailbox), 0);
-    s->wake.data = s;
-    s->n_handles = 1;
-    ck_assert_int_eq(ledger_mem_open(w.store, &s->mailbox, &s->ledger), 0);
     ck_assert_int_eq(remember_load(s, &e), 0);
 }
 
@@ -60,11 +36,6 @@ static void world_open(void)
     service_open();
 }
 
-static void on_wake_closed(uv_handle_t *h)
-{
-    service_handle_closed(h->data);
-}
-
 static void service_close(void)
 {
     struct service *s = w.service;
@@ -73,12 +44,7 @@ static void service_close(void)
     ledger_close(s->ledger);
     s->ledger = NULL;
     s->stopping = true;
-    while (!queue_empty(&s->models))
-        model_close(container_of(s->models.next, struct model, in));
-    mailbox_shut(&s->mailbox);
-    uv_close((uv_handle_t *)&s->wake, on_wake_closed);
-    (void)uv_run(&w.loop, UV_RUN_DEFAULT);
-    ck_assert_int_eq(uv_loop_close(&w.loop), 0);
+    service_bed_close(s);
 }
 
 static void world_close(void)
