@@ -1,11 +1,11 @@
 /* The queue and the thread of a stream. The lock guards the list and its size alone. */
 #include "device/items.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 #include "device/packed.h"
 
 #include "base/banned.h"
@@ -139,11 +139,7 @@ void items_done(struct items *q, struct item *item)
 
 int items_start(struct items *q, void *(*thread)(void *arg), void *arg)
 {
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&q->thread, NULL, thread, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int r = thread_start(&q->thread, thread, arg);
     if (r == 0)
         (void)pthread_setname_np(q->thread, q->name);
     return r;

@@ -1,11 +1,12 @@
 #include "exec/watchdog.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/thread.h"
 
 #include "base/banned.h"
 
@@ -54,17 +55,13 @@ static void *watch(void *arg)
 int watchdog_start(struct watchdog *w, struct fence *fence, struct err *e)
 {
     pthread_condattr_t attributes;
-    sigset_t all, before;
     w->fence = fence;
     (void)pthread_mutex_init(&w->mutex, NULL);
     (void)pthread_condattr_init(&attributes);
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&w->changed, &attributes);
     (void)pthread_condattr_destroy(&attributes);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&w->thread, NULL, watch, w);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int r = thread_start(&w->thread, watch, w);
     w->runs = r == 0;
     return r == 0 ? 0 : err_set(e, RS_EEXHAUSTED, "a thread for the watchdog: %s", strerror(r));
 }

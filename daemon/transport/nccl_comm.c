@@ -2,13 +2,13 @@
 #include "transport/nccl_inner.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "device/device_cuda.h"
 #include "device/fence.h"
 
@@ -167,21 +167,6 @@ static void *abort_main(void *arg)
     return NULL;
 }
 
-static int detached(void *(*fn)(void *), void *arg)
-{
-    pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, before;
-    rs_assert(pthread_attr_init(&attr) == 0);
-    rs_assert(pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, &attr, fn, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return r;
-}
-
 void nccl_thread_ends(struct nccl *n)
 {
     pthread_mutex_lock(&n->mutex);
@@ -199,7 +184,7 @@ void nccl_threads_start(struct nccl *n, void *(*fn)(void *lane))
             continue;
         n->n_ending++;
         /* Without a thread the watchdog has to do: it stays counted, and on_stuck is called. */
-        (void)detached(fn, &n->lanes[i]);
+        (void)thread_start_detached(fn, &n->lanes[i]);
     }
 }
 

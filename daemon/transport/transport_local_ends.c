@@ -1,8 +1,8 @@
 /* Ends of messages between devices of a node: how they meet, and the copy between them. */
-#include <signal.h>
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "transport/transport_local_private.h"
 
 #include "base/banned.h"
@@ -81,21 +81,6 @@ static void *settle_main(void *arg)
     return NULL;
 }
 
-static int detached(void *(*fn)(void *), void *arg)
-{
-    pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, before;
-    rs_assert(pthread_attr_init(&attr) == 0);
-    rs_assert(pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, &attr, fn, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return r;
-}
-
 void local_settle(struct local *t, struct group *g, int why)
 {
     if (g->is_held)
@@ -113,7 +98,7 @@ void local_settle(struct local *t, struct group *g, int why)
     }
     /* Without a thread those groups stay: it is not quiesced any more, and who waits for that ends the
      * process. */
-    (void)detached(settle_main, t);
+    (void)thread_start_detached(settle_main, t);
 }
 
 static void meet(struct local *t, struct end *send, struct end *receive)
