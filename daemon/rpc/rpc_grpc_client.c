@@ -16,6 +16,7 @@
 #include <grpc/slice.h>
 
 #include "base/mem.h"
+#include "rpc/rpc_grpc_bytes.h"
 #include "rpc/rpc_grpc_channel.h"
 
 #include "base/banned.h"
@@ -226,13 +227,6 @@ static grpc_op op_receive_initial(struct rpc_stream *s)
     return op;
 }
 
-static grpc_op op_message(grpc_byte_buffer *bytes)
-{
-    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
-    op.data.send_message.send_message = bytes;
-    return op;
-}
-
 static grpc_op op_receive(struct rpc_stream *s)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
@@ -289,13 +283,6 @@ static int take_received(struct rpc_stream *s, void **ret, size_t *ret_n_bytes, 
     return r;
 }
 
-static void drop(grpc_byte_buffer **bytes)
-{
-    if (*bytes != NULL)
-        grpc_byte_buffer_destroy(*bytes);
-    *bytes = NULL;
-}
-
 /* --- a call's life ---------------------------------------------------------------------------- */
 
 static struct rpc_stream *stream_new(struct rpc_channel *c, const char *path, gpr_timespec deadline)
@@ -320,8 +307,8 @@ static struct rpc_stream *stream_new(struct rpc_channel *c, const char *path, gp
 /* All batches must have been awaited. */
 static void stream_free(struct rpc_stream *s)
 {
-    drop(&s->sending);
-    drop(&s->received);
+    rpc_grpc_bytes_drop(&s->sending);
+    rpc_grpc_bytes_drop(&s->received);
     grpc_metadata_array_destroy(&s->initial);
     grpc_metadata_array_destroy(&s->trailing);
     grpc_slice_unref(s->text);
@@ -362,9 +349,12 @@ int rpc_call_unary(struct rpc_channel *c, const char *path, const void *request,
     if (s == NULL)
         return err_set(e, RS_ENOMEM, "%s: no memory for a call", path);
     s->sending = copy_in(request, n_bytes);
-    grpc_op ops[] = {
-        op_initial(s),         op_message(s->sending), {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
-        op_receive_initial(s), op_receive(s),          op_status(s)};
+    grpc_op ops[] = {op_initial(s),
+                     rpc_grpc_op_send(s->sending),
+                     {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
+                     op_receive_initial(s),
+                     op_receive(s),
+                     op_status(s)};
     start(s, ops, sizeof ops / sizeof *ops, &s->status_batch);
     (void)await(s, &s->status_batch, never()); /* gRPC ends it at the call's deadline */
     int r = unary_result(s, path, ret_reply, ret_n_bytes, e);
@@ -390,7 +380,7 @@ static int finish_send(struct rpc_stream *s, gpr_timespec deadline, struct err *
     int r = await(s, &s->send_batch, deadline);
     if (r == RS_EDEADLINE)
         return err_set(e, r, "the daemon takes no more messages yet");
-    drop(&s->sending);
+    rpc_grpc_bytes_drop(&s->sending);
     return r == 0 ? 0 : err_set(e, RS_EPEER, "the stream has ended: receiving tells why");
 }
 
@@ -404,7 +394,7 @@ int rpc_stream_send(struct rpc_stream *s, const void *data, size_t n_bytes, uint
     if (s->half_closed)
         return err_set(e, RS_EINVAL, "a message after the half close");
     s->sending = copy_in(data, n_bytes);
-    grpc_op op = op_message(s->sending);
+    grpc_op op = rpc_grpc_op_send(s->sending);
     start(s, &op, 1, &s->send_batch);
     return finish_send(s, deadline, e);
 }

@@ -20,6 +20,7 @@
 #include <grpc/slice.h>
 
 #include "base/mem.h"
+#include "rpc/rpc_grpc_bytes.h"
 #include "rpc/rpc_grpc_channel.h"
 #include "rpc/rpc_grpc_tag.h"
 
@@ -187,27 +188,6 @@ static void start(struct grpc_link_call *c, const grpc_op *ops, size_t n_ops, st
     rs_assert(grpc_call_start_batch(c->call, ops, n_ops, tag, NULL) == GRPC_CALL_OK);
 }
 
-static void unref_slice(void *message)
-{
-    rpc_message_unref(message);
-}
-
-/* The message's bytes as gRPC's, without a copy; takes the reference. */
-static grpc_byte_buffer *wrap(struct rpc_message *m)
-{
-    grpc_slice slice = grpc_slice_new_with_user_data(m->data, m->n_bytes, unref_slice, m);
-    grpc_byte_buffer *b = grpc_raw_byte_buffer_create(&slice, 1);
-    grpc_slice_unref(slice);
-    return b;
-}
-
-static void drop(grpc_byte_buffer **bytes)
-{
-    if (*bytes != NULL)
-        grpc_byte_buffer_destroy(*bytes);
-    *bytes = NULL;
-}
-
 /* One send batch at a time: the next message, and the half close behind the last one. */
 static void send_next(struct grpc_link_call *c)
 {
@@ -217,8 +197,8 @@ static void send_next(struct grpc_link_call *c)
         return;
     struct rpc_message *m = rpc_link_call_next_out(&c->base);
     if (m != NULL) {
-        ops[n] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE};
-        ops[n++].data.send_message.send_message = c->sending = wrap(m);
+        c->sending = rpc_grpc_bytes_of(m);
+        ops[n++] = rpc_grpc_op_send(c->sending);
     }
     if (c->base.half_close && c->base.n_out == 0) {
         ops[n++] = (grpc_op){.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT};
@@ -249,8 +229,8 @@ static void pump(struct rpc_link_call *base)
 
 static void call_free(struct grpc_link_call *c)
 {
-    drop(&c->sending);
-    drop(&c->received);
+    rpc_grpc_bytes_drop(&c->sending);
+    rpc_grpc_bytes_drop(&c->received);
     status_close(&c->status);
     grpc_call_unref(c->call);
     rpc_link_call_fini(&c->base);
@@ -275,7 +255,7 @@ static void call_unref(struct grpc_link_call *c)
 static void on_sent(struct tag *tag, bool ok)
 {
     struct grpc_link_call *c = container_of(tag, struct grpc_link_call, send_tag);
-    drop(&c->sending);
+    rpc_grpc_bytes_drop(&c->sending);
     c->send_out = false;
     c->broken = c->broken || !ok;
     send_next(c);
@@ -318,7 +298,7 @@ static void on_received(struct tag *tag, bool ok)
         c->read_all = true;
     else
         deliver(c, bytes);
-    drop(&bytes);
+    rpc_grpc_bytes_drop(&bytes);
     receive_next(c);
     call_unref(c);
 }

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "rpc/rpc_grpc_bytes.h"
 #include "rpc/rpc_grpc_inner.h"
 
 #include "base/banned.h"
@@ -44,30 +45,9 @@ static void start(struct served *c, const grpc_op *ops, size_t n_ops, struct tag
     rs_assert(grpc_call_start_batch(c->call, ops, n_ops, tag, NULL) == GRPC_CALL_OK);
 }
 
-static void unref_slice(void *message)
-{
-    rpc_message_unref(message);
-}
-
-/* The message's bytes as gRPC's, without a copy; takes the reference. */
-static grpc_byte_buffer *wrap(struct rpc_message *m)
-{
-    grpc_slice slice = grpc_slice_new_with_user_data(m->data, m->n_bytes, unref_slice, m);
-    grpc_byte_buffer *b = grpc_raw_byte_buffer_create(&slice, 1);
-    grpc_slice_unref(slice);
-    return b;
-}
-
 static grpc_op op_initial(void)
 {
     return (grpc_op){.op = GRPC_OP_SEND_INITIAL_METADATA};
-}
-
-static grpc_op op_message(grpc_byte_buffer *bytes)
-{
-    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
-    op.data.send_message.send_message = bytes;
-    return op;
 }
 
 static grpc_op op_status(struct served *c)
@@ -110,7 +90,7 @@ static void pump(struct rpc_call *call)
         ops[n++] = op_initial();
     struct rpc_message *m = rpc_call_next_out(call);
     if (m != NULL)
-        ops[n++] = op_message(c->sending = wrap(m));
+        ops[n++] = rpc_grpc_op_send(c->sending = rpc_grpc_bytes_of(m));
     if (finishing && call->n_out == 0) {
         ops[n++] = op_status(c);
         c->sent_status = true;
@@ -129,9 +109,7 @@ static void pump(struct rpc_call *call)
 static void on_sent(struct tag *tag, bool ok)
 {
     struct served *c = container_of(tag, struct served, send_tag);
-    if (c->sending != NULL)
-        grpc_byte_buffer_destroy(c->sending);
-    c->sending = NULL;
+    rpc_grpc_bytes_drop(&c->sending);
     c->send_out = false;
     c->broken = c->broken || !ok;
     if (c->close_rides)
@@ -194,8 +172,7 @@ static void on_received(struct tag *tag, bool ok)
         /* A broken stream ends without a message too, but must not look like a finished one. */
         rpc_call_half_closed(&c->base);
     }
-    if (bytes != NULL)
-        grpc_byte_buffer_destroy(bytes);
+    rpc_grpc_bytes_drop(&bytes);
     call_unref(c);
 }
 
@@ -434,8 +411,7 @@ static void on_request(struct tag *tag, bool ok)
     arm(slot);
     if (c != NULL)
         begin(c, payload, wants_payload(slot->entry));
-    if (payload != NULL)
-        grpc_byte_buffer_destroy(payload);
+    rpc_grpc_bytes_drop(&payload);
 }
 
 static void slot_init(struct slot *slot, struct rpc_server *s, const struct rpc_entry *entry,
