@@ -61,6 +61,20 @@ static int connect_to(struct ledger_sqlite *l, int flags, sqlite3 **ret, struct 
     return rc == SQLITE_OK ? 0 : db_fail(e, l->path, *ret, rc, "opening");
 }
 
+/* The end of a transaction that changed the schema, in which rc has come of it so far: stamped and durable, or nothing. */
+static int end_of_schema(struct ledger_sqlite *l, int rc, const char *doing, struct err *e)
+{
+    if (rc == SQLITE_OK)
+        rc = stamps_put(l);
+    if (rc == SQLITE_OK)
+        rc = stamps_commit(l);
+    if (rc == SQLITE_OK)
+        return 0;
+    int code = db_fail(e, l->path, l->writer, rc, doing);
+    (void)db_run(l->writer, "ROLLBACK");
+    return code;
+}
+
 static int create_schema(struct ledger_sqlite *l, struct err *e)
 {
     char first[320];
@@ -77,15 +91,7 @@ static int create_schema(struct ledger_sqlite *l, struct err *e)
         rc = db_run(l->writer, "CREATE INDEX marks_of_version ON marks (model, version, at_ns)");
     if (rc == SQLITE_OK)
         rc = db_run(l->writer, first);
-    if (rc == SQLITE_OK)
-        rc = stamps_put(l);
-    if (rc == SQLITE_OK)
-        rc = stamps_commit(l);
-    if (rc == SQLITE_OK)
-        return 0;
-    int code = db_fail(e, l->path, l->writer, rc, "creating");
-    (void)db_run(l->writer, "ROLLBACK");
-    return code;
+    return end_of_schema(l, rc, "creating", e);
 }
 
 /* The first fault that SQLite finds in the file, or "ok". */
@@ -181,15 +187,7 @@ static int upgrade_schema(struct ledger_sqlite *l, struct err *e)
         rc = upgrade_to_3(l);
     if (rc == SQLITE_OK)
         rc = db_run(l->writer, version);
-    if (rc == SQLITE_OK)
-        rc = stamps_put(l);
-    if (rc == SQLITE_OK)
-        rc = stamps_commit(l);
-    if (rc == SQLITE_OK)
-        return 0;
-    int code = db_fail(e, l->path, l->writer, rc, "bringing it up to this release's schema");
-    (void)db_run(l->writer, "ROLLBACK");
-    return code;
+    return end_of_schema(l, rc, "bringing it up to this release's schema", e);
 }
 
 static int set_up_writer(struct ledger_sqlite *l, struct err *e)
