@@ -60,13 +60,7 @@ class Node(rig.Daemon):
         return self
 
     def close(self):
-        for channel in self.channels:
-            channel.close()
-        for client in self.clients:
-            client.close()
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.end_process()  # the folder is the others' too
 
 
 class Nodes:

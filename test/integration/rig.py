@@ -227,7 +227,8 @@ class Daemon:
                 raise Deadline(f"status of {model} never showed: {what}\n{s}\n{self.tail()}")
             threading.Event().wait(0.01)
 
-    def close(self):
+    def end_process(self):
+        """Its process and what is connected to it; the folder stays."""
         for channel in self.channels:
             channel.close()
         for client in self.clients:
@@ -235,6 +236,9 @@ class Daemon:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+    def close(self):
+        self.end_process()
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def __enter__(self):
@@ -785,6 +789,13 @@ class SlowFleet(Fleet):
 
     def live_is(self, w, version):
         return w.memory[:1 << 19] == self.expected(w, version)
+
+    def apply_everywhere(self, version):
+        """Each destination applies it, and its live memory is then that version's to the byte."""
+        for w in self.destinations:
+            w.apply(version)
+            if not self.live_is(w, version):
+                raise AssertionError(f"rank {w.rank}: its live memory is not version {version}")
 
     def until_bytes_move(self, version):
         return self.watch(version, lambda s: s.phase == pb.PHASE_TRANSFERRING and 0 < s.bytes.landed < s.bytes.total)

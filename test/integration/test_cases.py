@@ -517,9 +517,7 @@ class ControlPlane(Case):
             f.submit(1, "again")
             s = f.watch(1, lambda s: s.attempt == 2 and s.phase in (pb.PHASE_COMMITTED, pb.PHASE_ABORTED))
             self.assertEqual(s.phase, pb.PHASE_COMMITTED, s.reason)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1))
+            f.apply_everywhere(1)
 
     def test_the_data_plane_has_no_listening_socket(self):
         # Nothing of the servers is inherited by the process that is spawned beside them.

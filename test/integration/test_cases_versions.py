@@ -324,9 +324,7 @@ class Fleets(Case):
         f.publish(3)
         f.submit(3)
         self.assertEqual(f.final(3).phase, pb.PHASE_COMMITTED)
-        for w in f.destinations:
-            w.apply(3)
-            self.assertTrue(f.live_is(w, 3))
+        f.apply_everywhere(3)
         self.assertGreater(d.status("m").models[0].epoch, without)
         self.assertEqual({w.rank: w.id for w in f.destinations if w.rank != 2}, {r: ids[r] for r in (0, 1, 3)})
 

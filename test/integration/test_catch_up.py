@@ -269,9 +269,7 @@ class Overtaken(unittest.TestCase):
             f.submit(2)
             d.wait_log("catch-up: ABORTED: version 2 was submitted", mark)
             self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(2)
-                self.assertTrue(f.live_is(w, 2), w.rank)
+            f.apply_everywhere(2)
 
     def test_a_trainer_that_goes_on_is_asked_to_try_again_and_gets_through(self):
         with Daemon(refit__feed="no", **SlowFleet.RATE) as d:
@@ -286,9 +284,7 @@ class Overtaken(unittest.TestCase):
             f.publish(2)
             f.submit(2)
             self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(2)
-                self.assertTrue(f.live_is(w, 2), w.rank)
+            f.apply_everywhere(2)
 
 
 class Released(unittest.TestCase):
@@ -388,9 +384,7 @@ class Retry(unittest.TestCase):
             f.publish_again(1)
             f.submit(1, "two")
             self.check_kept(first, f.final(1))
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1), w.rank)
+            f.apply_everywhere(1)
 
     def test_what_has_landed_and_was_written_over_since_is_caught(self):
         with Daemon(**SlowFleet.RATE) as d:
@@ -409,9 +403,7 @@ class Retry(unittest.TestCase):
             f.submit(1, "three")  # nothing is believed any more: all is moved
             s = f.final(1)
             self.assertEqual((s.phase, s.bytes.skipped), (pb.PHASE_COMMITTED, 0))
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1), w.rank)
+            f.apply_everywhere(1)
 
     def test_other_content_is_moved_whole(self):
         with Daemon(**SlowFleet.RATE) as d:
@@ -423,9 +415,7 @@ class Retry(unittest.TestCase):
             f.submit(2)
             s = f.final(2)
             self.assertEqual((s.phase, s.bytes.skipped), (pb.PHASE_COMMITTED, 0))
-            for w in f.destinations:
-                w.apply(2)
-                self.assertTrue(f.live_is(w, 2), w.rank)
+            f.apply_everywhere(2)
 
     def test_a_worker_that_came_back_with_other_memory_is_given_all_of_it(self):
         with Daemon(**SlowFleet.RATE) as d:
@@ -438,9 +428,7 @@ class Retry(unittest.TestCase):
             f.publish_again(1)
             f.submit(1, "two")
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1), w.rank)
+            f.apply_everywhere(1)
 
     def test_both_ends_of_a_network_leave_out_the_same(self):
         cluster = nodes.of_case(self, nodes.Nodes(2, rate="40mbit", devices__chunk_bytes=16384))

@@ -296,9 +296,7 @@ class Deaths(unittest.TestCase):
             f.publish_again(1)
             f.submit(1, "again")
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1))
+            f.apply_everywhere(1)
             self.assertEqual(d.status().data_plane_restarts, 1)
 
     def test_data_plane_killed_five_times_in_a_row(self):
@@ -381,9 +379,7 @@ class Deaths(unittest.TestCase):
             f.publish_again(1)
             f.submit(1, "again")
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1))
+            f.apply_everywhere(1)
 
     def test_rollout_killed_before_its_verdict(self):
         with Daemon() as d:
@@ -522,9 +518,7 @@ class Restarts(unittest.TestCase):
                 w.publish(1)
             self.assertGreater(f.submit(1, "again").attempt, attempt)  # ids are never used again
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1))
+            f.apply_everywhere(1)
 
     def test_old_tokens_and_workers_are_refused_after_a_restart(self):
         # Clients live on with the ids of a daemon that is gone; leases in its ledger have no connection.

@@ -192,9 +192,7 @@ class Ways(unittest.TestCase):
                 f.submit(1)
             for f in fleets:
                 self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-                for w in f.destinations:
-                    w.apply(1)
-                    self.assertTrue(f.live_is(w, 1))
+                f.apply_everywhere(1)
             lines = "\n".join(d.lines)
             waited = re.search(r"model (\w) version 1 attempt \d+: waits for devices of model (\w)", lines)
             first, second = waited[2], waited[1]

@@ -67,9 +67,7 @@ class Tcp(unittest.TestCase):
                     self.assertEqual(s.recv(1), b"")  # shown the door
                 s.close()
             self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(1)
-                self.assertTrue(f.live_is(w, 1))
+            f.apply_everywhere(1)
 
     def test_an_abort_while_bytes_move_leaves_a_clean_next_version(self):
         with Daemon(**TCP, **SlowFleet.RATE) as d:
@@ -82,9 +80,7 @@ class Tcp(unittest.TestCase):
             f.publish(2)
             f.submit(2)
             self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
-            for w in f.destinations:
-                w.apply(2)
-                self.assertTrue(f.live_is(w, 2))
+            f.apply_everywhere(2)
 
     def test_an_unknown_transport_is_refused_at_the_start(self):
         d = Daemon(devices__transport="udp")

@@ -348,9 +348,7 @@ class AtTheSource(Case):
         f.publish(2)
         f.submit(2)
         self.assertEqual(f.final(2).phase, pb.PHASE_COMMITTED)
-        for w in f.destinations:
-            w.apply(2)
-            self.assertTrue(f.live_is(w, 2))
+        f.apply_everywhere(2)
 
     def test_a_source_written_after_its_release_changes_nothing(self):
         d = self.daemon()
