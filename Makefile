@@ -408,10 +408,11 @@ install: all
 	@test -n '$(DESTDIR)' || echo 'installed; run ldconfig if $(PREFIX)/lib is on the path of the loader (else set LD_LIBRARY_PATH)'
 
 help:
-	@echo "all check demo bench fuzz install lint format clean"
-	@echo "faults FAULTS=60 SEED= (crash tests); check-faults (each kind once); check-model (spin); mutants MUTANTS=--first (the decider's rules)"
-	@echo "check-unit check-sim check-integration check-asan check-tsan check-fuzz check-libc check-floors"
-	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= PREFIX=$(PREFIX) DESTDIR=; demo: MODEL=qwen3-0.6b TRANSPORT=memory NODES=1 RATE="
+	@echo "all check demo bench fuzz install lint format clean; deps (what is missing, by apt)"
+	@echo "check is: $(KINDS)"
+	@echo "by hand: faults FAULTS=60 SEED= NODES= (crash tests); check-model (spin); mutants MUTANTS=--first (the decider's rules)"
+	@echo "demo: MODEL=qwen3-0.6b TRANSPORT=memory NODES=1 RATE=; bench: ROWS=; fuzz: FUZZ_S=60; check-standin: STANDIN_SEED= SEGMENTS= STANDIN_FILES="
+	@echo "BUILD=build CUDA=$(CUDA) SANITIZE= OPT=\"$(OPT)\" V=0 PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR="
 
 clean:
 	rm -rf $(BUILD)

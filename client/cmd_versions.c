@@ -9,6 +9,10 @@
 #include "base/banned.h"
 
 static const char *const usage = "usage: reshardctl versions [MODEL] [--last N]\n"
+                                 "What became of each version: its phase, attempts, and times "
+                                 "(TOTAL, WIRE, STALL of the trainer); bytes that\n"
+                                 "landed, and by tier; the reason where it was not committed, cut "
+                                 "short (whole: timeline, --json).\n"
                                  "  --last N  how many, newest first (default 20)\n";
 
 enum { REASON_CHARACTERS = 72 }; /* all of it: timeline, --json */

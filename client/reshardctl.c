@@ -36,6 +36,7 @@ static void help(FILE *out)
     (void)fprintf(out,
                   "\nreshardctl COMMAND --help tells more. All take --json, which tells errors\n"
                   "in JSON too: {\"ok\": false, \"error\": \"…\"}. --version: this release.\n"
+                  "Where MODEL is left out: the only one there is (status: all).\n"
                   "Exit: 0 ok, 1 the operation failed, 2 bad usage or input, 3 no daemon.\n");
 }
 
