@@ -259,6 +259,8 @@ uint64_t tcp_dial_step(struct tcp *t, uint64_t now);
 /* Of one that trails: no link knows its messages any more. */
 void tcp_group_forget(struct tcp_group *g);
 struct tcp *tcp_of_transport(const struct transport *t);
+/* One more group that the attempt waits for. RS_EPRECOND: none has begun; RS_ECANCELED: it was aborted. */
+int tcp_count_group(struct tcp *t, uint64_t *ret_attempt);
 struct tcp_port *tcp_port_of(const struct tcp *t, uint32_t device);
 uint64_t tcp_beat_ns(const struct tcp *t);
 /* Takes the events that are there. */

@@ -50,26 +50,13 @@ static void ignore_ports(struct tcp *t)
             tcp_node_ignore(t->node, t->peers[i].port);
 }
 
-static int count_dial(struct tcp *t)
-{
-    int r = 0;
-    (void)pthread_mutex_lock(&t->mutex);
-    if (atomic_load(&t->attempt) == 0)
-        r = RS_EPRECOND;
-    else if (atomic_load(&t->aborted))
-        r = RS_ECANCELED;
-    else
-        t->n_groups++;
-    (void)pthread_mutex_unlock(&t->mutex);
-    return r;
-}
-
 int tcp_connect(struct transport *transport, struct transport_connect *c)
 {
     struct tcp *t = tcp_of_transport(transport);
     struct tcp_dial *d;
+    uint64_t attempt;
     int r = dial_new(t, c, &d);
-    if (r == 0 && (r = count_dial(t)) != 0)
+    if (r == 0 && (r = tcp_count_group(t, &attempt)) != 0)
         mem_free(d);
     if (r != 0) {
         ignore_ports(t);

@@ -451,12 +451,12 @@ static bool messages_valid(const struct tcp *t, const struct transport_group *gr
     return true;
 }
 
-static int admit_group(struct tcp *t, struct tcp_group *g)
+int tcp_count_group(struct tcp *t, uint64_t *ret_attempt)
 {
     int r = 0;
     (void)pthread_mutex_lock(&t->mutex);
-    g->attempt = atomic_load(&t->attempt);
-    if (g->attempt == 0)
+    *ret_attempt = atomic_load(&t->attempt);
+    if (*ret_attempt == 0)
         r = RS_EPRECOND;
     else if (atomic_load(&t->aborted))
         r = RS_ECANCELED;
@@ -477,7 +477,7 @@ static int tcp_enqueue(struct transport *transport, uint32_t device, struct devi
     int r = group_new(port, group, &g);
     if (r < 0)
         return r;
-    r = admit_group(t, g);
+    r = tcp_count_group(t, &g->attempt);
     if (r < 0)
         goto free_group;
     (void)atomic_fetch_add(&port->n_waiting, 1);

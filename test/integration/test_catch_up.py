@@ -369,6 +369,13 @@ class Retry(unittest.TestCase):
         self.assertEqual(s.phase, pb.PHASE_ABORTED)
         return s
 
+    def stopped(self, d):
+        """A fleet whose version 1 was stopped so, and how it ended."""
+        f = SlowFleet(d, automatic=True)
+        f.publish(1)
+        f.submit(1, "one")
+        return f, self.stop(f, 1)
+
     def check_kept(self, first, second):
         self.assertEqual(second.phase, pb.PHASE_COMMITTED, second.reason)
         self.assertGreater(second.bytes.skipped, 0)
@@ -377,10 +384,7 @@ class Retry(unittest.TestCase):
 
     def test_what_has_landed_is_not_moved_again(self):
         with Daemon(**SlowFleet.RATE) as d:
-            f = SlowFleet(d, automatic=True)
-            f.publish(1)
-            f.submit(1, "one")
-            first = self.stop(f, 1)
+            f, first = self.stopped(d)
             f.publish_again(1)
             f.submit(1, "two")
             self.check_kept(first, f.final(1))
@@ -388,10 +392,7 @@ class Retry(unittest.TestCase):
 
     def test_what_has_landed_and_was_written_over_since_is_caught(self):
         with Daemon(**SlowFleet.RATE) as d:
-            f = SlowFleet(d, automatic=True)
-            f.publish(1)
-            f.submit(1, "one")
-            self.stop(f, 1)
+            f, _ = self.stopped(d)
             for w in f.destinations:  # a stray write over all of it
                 w.memory[w.shadow:] = bytes([POISON]) * (len(w.memory) - w.shadow)
             f.publish_again(1)
@@ -407,10 +408,7 @@ class Retry(unittest.TestCase):
 
     def test_other_content_is_moved_whole(self):
         with Daemon(**SlowFleet.RATE) as d:
-            f = SlowFleet(d, automatic=True)
-            f.publish(1)
-            f.submit(1, "one")
-            self.stop(f, 1)
+            f, _ = self.stopped(d)
             f.publish(2)
             f.submit(2)
             s = f.final(2)
@@ -419,10 +417,7 @@ class Retry(unittest.TestCase):
 
     def test_a_worker_that_came_back_with_other_memory_is_given_all_of_it(self):
         with Daemon(**SlowFleet.RATE) as d:
-            f = SlowFleet(d, automatic=True)
-            f.publish(1)
-            f.submit(1, "one")
-            self.stop(f, 1)
+            f, _ = self.stopped(d)
             f.destinations[2].goodbye()
             f.destinations[2] = Worker(Client(d), "m", pb.SIDE_DESTINATION, slow_destination(), 2, 6, pb.RECEIVE_STAGED, True)
             f.publish_again(1)
