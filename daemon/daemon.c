@@ -138,6 +138,11 @@ static uint64_t refused_count(void *server)
     return rpc_server_n_refused(server);
 }
 
+/* For connections whose other end is lost without a word; 20 s is gRPC's own. Nothing of ours waits for that: a client that
+ * dies is told by its pidfd, a member that is silent by its beats. One that has had no CPU for some seconds, or stands in a
+ * debugger, keeps its workers. */
+enum { PING_MS = 1000, PING_ANSWER_MS = 20000 };
+
 /* On the node's own address in [cluster], besides what [daemon] says. */
 static int server_start(struct daemon *d, struct err *e)
 {
@@ -154,8 +159,8 @@ static int server_start(struct daemon *d, struct err *e)
                                          .n_addresses = c->n_nodes > 0,
                                          .tls = secure ? &tls : NULL,
                                          .insecure_network = c->insecure_network && !secure,
-                                         .keepalive_ms = 1000,
-                                         .keepalive_timeout_ms = 2000,
+                                         .keepalive_ms = PING_MS,
+                                         .keepalive_timeout_ms = PING_ANSWER_MS,
                                          .max_queued_messages = 1024,
                                          .max_queued_bytes = 16U << 20,
                                          .descriptor_set = rs_descriptor_set,

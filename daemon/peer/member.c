@@ -417,13 +417,15 @@ static struct rpc_tls_files tls_files(const struct peer *p)
         .ca = o->tls_ca, .certificate = o->tls_certificate, .key = o->tls_key};
 }
 
+/* The beats are to tell of silence first, by the lease. */
 static struct rpc_link_options link_options(const struct peer *p, const struct rpc_tls_files *tls)
 {
+    uint32_t lease_ms = p->options.lease_ms;
     return (struct rpc_link_options){.target = coordinator(p)->address,
                                      .tls = tls->ca != NULL ? tls : NULL,
                                      .server_name = coordinator(p)->name,
                                      .keepalive_ms = 1000,
-                                     .keepalive_timeout_ms = 2000,
+                                     .keepalive_timeout_ms = lease_ms > 2000 ? lease_ms : 2000,
                                      .max_queued_messages = PEER_QUEUE_MESSAGES,
                                      .max_queued_bytes = PEER_QUEUE_BYTES};
 }

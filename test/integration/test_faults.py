@@ -424,6 +424,23 @@ class Deaths(unittest.TestCase):
 
 
 class Streams(unittest.TestCase):
+    def test_a_worker_that_gets_no_cpu_for_a_while_keeps_its_stream(self):
+        # gRPC's pings go unanswered meanwhile. What lasts some 5 s: another client's poll, for what does not come.
+        with Daemon() as d:
+            f = SlowFleet(d, automatic=True)
+            f.destinations[2].goodbye()
+            with Process(d, "destination", 2, 6, "automatic") as stopped:
+                stopped.wait("attached")
+                mark = d.log_mark()
+                stopped.p.send_signal(signal.SIGSTOP)
+                with refused(self, grpc.StatusCode.NOT_FOUND):
+                    f.trainer.stub.GetCommitted(pb.GetCommittedRequest(model="m", wait_ms=6000), timeout=WAIT_S)
+                stopped.p.send_signal(signal.SIGCONT)
+                f.publish(1)
+                f.submit(1)
+                self.assertEqual(f.final(1).phase, pb.PHASE_COMMITTED)
+                self.assertEqual([line for line in d.lines[mark:] if "broke" in line], [])
+
     def test_broken_stream_is_resumed_in_its_grace_time(self):
         with Daemon() as d:
             f = Fleet(d, small_source(), small_destination(), [0, 1, 2, 3], [4, 5, 6, 7])
