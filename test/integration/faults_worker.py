@@ -39,7 +39,7 @@ class There(Daemon):
     """As much of a Daemon as a Client needs, for one that somebody else starts and kills."""
 
     def __init__(self, path):
-        self.socket, self.clients, self.channels, self.lines = path, [], [], []
+        self.socket, self.clients, self.channels, self.log = path, [], [], None
 
     def close(self):
         for channel in self.channels:
