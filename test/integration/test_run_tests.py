@@ -25,10 +25,11 @@ class RunTests(unittest.TestCase):
         path.chmod(0o755)
         return str(path)
 
-    def run_tests(self, *args, **env):
+    def run_tests(self, *args, cpus=None, **env):
+        """cpus: those that it may have; None: all."""
         environment = {k: v for k, v in os.environ.items() if k != "RUN_TESTS_QUEUE"}
         return subprocess.run([TOOL, "--log", self.folder / "log", *args], capture_output=True, text=True, timeout=rig.WAIT_S,
-                              env=environment | env)
+                              env=environment | env, preexec_fn=cpus and (lambda: os.sched_setaffinity(0, cpus)))
 
     def counted(self):
         return [tuple(map(int, line.split())) for line in self.tally.read_text().splitlines()]
@@ -64,9 +65,15 @@ class RunTests(unittest.TestCase):
         self.assertEqual([line[7:] for line in out.splitlines() if line.startswith("     | ")][:6], [*says, "…"])
         self.assertEqual([line[5:] for line in out.split("failed: x p: exit status 1, 2 failed\n")[1].splitlines()], list(says))
 
-    def test_no_program_runs_twice_at_once_and_the_longest_begins(self):
-        # Both of a name take what is there once; of others the one that test/times calls the longest comes first.
+    def test_no_program_runs_twice_at_once(self):
+        # All of a name take what is there once.
         work = f'mkdir {self.folder}/taken || exit 1; seq 300000 >/dev/null; rmdir {self.folder}/taken; echo "1 passed, 0 failed"'
+        commands = [self.program(f"{x}/same", work) for x in "abcd"]
+        r = self.run_tests("--tally", self.tally, *[w for c in commands for w in ("--", c)])
+        self.assertEqual((self.counted(), r.returncode), ([(4, 0, 0)], 0), r.stdout)
+
+    def test_the_longest_begins(self):
+        # By test/times. With one CPU there is one that begins first, which with several is not seen.
         begun = self.folder / "begun"
         note = lambda name: self.program(f"n/{name}", f'echo {name} >>{begun}; echo "1 passed, 0 failed"')
         times = {}
@@ -75,9 +82,9 @@ class RunTests(unittest.TestCase):
             if len(words) == 2 and words[1].isdigit():
                 times[words[0]] = int(words[1])
         longest = max(times, key=times.get)
-        commands = [self.program(f"{x}/same", work) for x in "abcd"] + [note("short"), note(longest)]
-        r = self.run_tests("--tally", self.tally, *[w for c in commands for w in ("--", c)])
-        self.assertEqual((self.counted(), r.returncode), ([(6, 0, 0)], 0), r.stdout)
+        one = {min(os.sched_getaffinity(0))}
+        r = self.run_tests("--tally", self.tally, *[w for x in ("short", "brief", longest) for w in ("--", note(x))], cpus=one)
+        self.assertEqual((self.counted(), r.returncode), ([(3, 0, 0)], 0), r.stdout)
         self.assertEqual(begun.read_text().split()[0], longest)
 
     def test_a_queue_is_served_with_each_ones_environment_until_its_end(self):
