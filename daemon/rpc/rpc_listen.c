@@ -259,9 +259,24 @@ static void turn_away(struct rpc_listener *l)
     l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
+/* A link that is cut says nothing. The other end's kernel is asked, which answers however busy or halted its process is: after 3 s
+ * without an answer the connection is broken. */
+static void tcp_set(int fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                   {SOL_SOCKET, SO_KEEPALIVE, 1},
+                   {IPPROTO_TCP, TCP_KEEPIDLE, 1}, /* s */
+                   {IPPROTO_TCP, TCP_KEEPINTVL, 1},
+                   {IPPROTO_TCP, TCP_KEEPCNT, 2}};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value,
+                         sizeof options[i].value);
+}
+
 int rpc_listener_accept(struct rpc_listener *l)
 {
-    int on = 1;
     for (int tries = 0; tries < 64; tries++) {
         int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE))
@@ -273,7 +288,7 @@ int rpc_listener_accept(struct rpc_listener *l)
             l->n_turned_away++;
         } else if (fd >= 0) {
             if (l->path[0] == '\0')
-                (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+                tcp_set(fd);
             return fd;
         }
     }

@@ -3,6 +3,8 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -265,6 +267,38 @@ START_TEST(a_port_has_one_daemon)
 }
 END_TEST
 
+static int option_of(int fd, int level, int name)
+{
+    int value = -1;
+    socklen_t n = sizeof value;
+    ck_assert_int_eq(getsockopt(fd, level, name, &value, &n), 0);
+    return value;
+}
+
+START_TEST(the_kernel_looks_after_a_connection_over_tcp)
+{
+    struct rpc_listener l;
+    ck_assert_int_eq(rpc_listen_tcp(&l, "127.0.0.1:0", NULL), 0);
+    rpc_listener_limit(&l, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons(l.port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int client = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(connect(client, (struct sockaddr *)&a, sizeof a), 0);
+    int fd = rpc_listener_accept(&l);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(option_of(fd, SOL_SOCKET, SO_KEEPALIVE), 1);
+    ck_assert_int_le(option_of(fd, IPPROTO_TCP, TCP_KEEPIDLE) +
+                         option_of(fd, IPPROTO_TCP, TCP_KEEPCNT) *
+                             option_of(fd, IPPROTO_TCP, TCP_KEEPINTVL),
+                     3); /* s, in which a cut is to be seen */
+    ck_assert_int_ne(option_of(fd, IPPROTO_TCP, TCP_NODELAY), 0);
+    (void)close(fd);
+    (void)close(client);
+    rpc_listener_close(&l);
+}
+END_TEST
+
 START_TEST(only_loopback_is_served_without_tls)
 {
     static const char *const refused[] = {"0.0.0.0:0", "10.0.0.1:7070", "[::]:0",
@@ -334,6 +368,7 @@ END_TEST
     X(paths_of_107_bytes_work_and_of_108_do_not)                                                   \
     X(other_bad_paths_are_refused_with_the_cause)                                                  \
     X(a_port_has_one_daemon)                                                                       \
+    X(the_kernel_looks_after_a_connection_over_tcp)                                                \
     X(only_loopback_is_served_without_tls)                                                         \
     X(connections_near_the_descriptor_limit_are_turned_away)
 
