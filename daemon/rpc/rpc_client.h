@@ -15,7 +15,7 @@ struct rpc_channel;
 struct rpc_stream;
 
 /* target: "unix:/run/reshard/reshardd.sock" or "127.0.0.1:7070". token (may be NULL) goes with
- * every call. Does not connect yet. */
+ * every call. Does not connect yet. A connection is dead when a ping on it is not answered within 20 s. */
 int rpc_channel_open(const char *target, const char *token, struct rpc_channel **ret,
                      struct err *e);
 /* The same with TLS (NULL: plaintext); the certificates are checked here (rpc_tls_load). server_name: the

@@ -143,6 +143,10 @@ static int check_token(const char *token, struct err *e)
     return legal ? 0 : err_set(e, RS_EINVAL, "token holds bytes that no header may hold");
 }
 
+/* gRPC's own. A daemon that dies is told by the end of the socket, and calls have deadlines; one that has had no CPU for some
+ * seconds, or stands in a debugger, keeps its clients. */
+enum { PING_ANSWER_MS = 20000 };
+
 int rpc_channel_open_tls(const char *target, const struct rpc_tls_files *tls,
                          const char *server_name, const char *token, struct rpc_channel **ret,
                          struct err *e)
@@ -150,6 +154,7 @@ int rpc_channel_open_tls(const char *target, const struct rpc_tls_files *tls,
     const struct rpc_channel_spec spec = {.target = target,
                                           .tls = tls,
                                           .server_name = server_name,
+                                          .keepalive_timeout_ms = PING_ANSWER_MS,
                                           .max_message_bytes = MAX_REPLY_BYTES};
     int r = check_token(token, e);
     if (r != 0)

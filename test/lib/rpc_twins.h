@@ -18,7 +18,9 @@
 #include "rpc/rpc_client.h"
 #include "rpc/rpc_mem.h"
 
-#define WAIT_MS 30000 /* a guard against hangs */
+#define WAIT_MS 60000 /* a guard against hangs */
+/* A busy machine may take seconds in which nobody answers a ping: of tests that are not about that. */
+#define PATIENT_MS 60000
 
 /* --- the service ------------------------------------------------------------------------------ */
 
@@ -335,7 +337,8 @@ static void seen_init(struct seen *s)
 
 static struct rpc_server_options twin_options(struct twin *t)
 {
-    return (struct rpc_server_options){.identify = identify, .context = &t->service};
+    return (struct rpc_server_options){
+        .identify = identify, .context = &t->service, .keepalive_timeout_ms = PATIENT_MS};
 }
 
 /* The server and its loop's thread, without a channel: at options->unix_path and tcp_address. */
@@ -398,7 +401,7 @@ static void on_stopped(void *arg)
 static void stop_command(void *arg)
 {
     struct twin *t = arg;
-    rpc_server_stop(t->server, 2000, on_stopped, t);
+    rpc_server_stop(t->server, WAIT_MS, on_stopped, t);
 }
 
 /* Asks for the stop; it goes on in the background. */
