@@ -223,7 +223,9 @@ static inline void linked_init(struct linked *p, bool in_memory)
     memset(p, 0, sizeof *p);
     p->in_memory = in_memory;
     seen_init(&p->service.seen);
-    p->server_options = (struct rpc_server_options){.identify = identify, .context = &p->service};
+    p->server_options = (struct rpc_server_options){
+        .identify = identify, .context = &p->service, .keepalive_timeout_ms = PATIENT_MS};
+    p->options.keepalive_timeout_ms = p->options.connect_timeout_ms = PATIENT_MS;
     if (in_memory)
         return;
     (void)snprintf(p->directory, sizeof p->directory, "/tmp/rs-link-XXXXXX");

@@ -15,6 +15,7 @@ struct secure {
     struct linked p; /* its link is the one under test */
     uint16_t port;
     uint32_t handshake_timeout_ms; /* 0: WAIT_MS, so that a busy machine's handshakes end well */
+    bool default_keepalive;        /* else PATIENT_MS */
 };
 
 /* As long as strangers are waited for, who never end a handshake, and as short as others must have ended it. */
@@ -35,6 +36,9 @@ static inline void secure_open(struct secure *s, bool anonymous)
     s->p.server_options.tls_anonymous = anonymous;
     s->p.server_options.handshake_timeout_ms =
         s->handshake_timeout_ms == 0 ? WAIT_MS : s->handshake_timeout_ms;
+    if (s->default_keepalive)
+        s->p.server_options.keepalive_timeout_ms = s->p.options.keepalive_timeout_ms =
+            s->p.options.connect_timeout_ms = 0;
     linked_serve(&s->p);
     s->port = rpc_server_address_port(s->p.server, 0);
     ck_assert_uint_ne(s->port, 0);

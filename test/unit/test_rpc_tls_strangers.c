@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "base/random.h"
+#include "test/lib/best_of.h"
 #include "test/lib/rpc_secure.h"
 
 static int connect_port(uint16_t port)
@@ -118,16 +119,19 @@ START_TEST(a_crowd_beyond_the_descriptors_is_turned_away_and_the_port_lives_on)
     ck_assert_int_eq(write(go[1], "g", 1), 1);
     ck_assert_int_eq(waitpid(child, NULL, 0), child);
     await_refused(&s, 120); /* those that were let in said nothing */
-    expect_service(&s);
+    reconnect(&s);
+    linked_until(&s.p, &s.p.n_up, 1); /* the last one's place is taken until it is closed */
+    expect_name(&s, "2 0 0 0 n1");
     secure_close(&s);
 }
 END_TEST
 
 /* Strangers that sit there don't hold up a stop. */
-START_TEST(a_stop_waits_for_no_stranger)
+static uint64_t stop_beside_strangers(void *arg)
 {
     struct secure s = {0};
     int fd[5];
+    (void)arg;
     secure_open(&s, false);
     for (int i = 0; i < 5; i++)
         fd[i] = connect_port(s.port);
@@ -135,10 +139,16 @@ START_TEST(a_stop_waits_for_no_stranger)
     expect_name(&s, "2 0 0 0 n1");
     uint64_t begun = clock_mono_ns();
     linked_unserve(&s.p);
-    ck_assert_uint_lt(clock_mono_ns() - begun, 3000000000U);
+    uint64_t took = clock_mono_ns() - begun;
     for (int i = 0; i < 5; i++)
         (void)close(fd[i]);
     secure_close(&s);
+    return took;
+}
+
+START_TEST(a_stop_waits_for_no_stranger)
+{
+    in_time_once(stop_beside_strangers, NULL, 3000000000U);
 }
 END_TEST
 
