@@ -23,7 +23,7 @@ static inline struct sockaddr_in loopback(uint16_t port)
 static inline int dial(const struct plane *p)
 {
     struct sockaddr_in a = loopback(transport_tcp_node_port(p->node));
-    struct timeval patience = {.tv_sec = 5};
+    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
@@ -31,15 +31,22 @@ static inline int dial(const struct plane *p)
     return fd;
 }
 
-static inline int listen_at(uint16_t *ret_port)
+/* Bound, and nobody listens there, nor anywhere else at that port while it is open. */
+static inline int bind_at(uint16_t *ret_port)
 {
     struct sockaddr_in a = loopback(0);
     socklen_t n = sizeof(a);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(fd, (struct sockaddr *)&a, n), 0);
-    ck_assert_int_eq(listen(fd, 8), 0);
     ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&a, &n), 0);
     *ret_port = ntohs(a.sin_port);
+    return fd;
+}
+
+static inline int listen_at(uint16_t *ret_port)
+{
+    int fd = bind_at(ret_port);
+    ck_assert_int_eq(listen(fd, 8), 0);
     return fd;
 }
 
@@ -110,19 +117,24 @@ static inline struct tcp_frame heard_frame(int fd)
 
 static inline void until_refused(const struct plane *p, uint64_t n)
 {
-    uint64_t until = clock_mono_ns() + UINT64_C(5000000000);
+    uint64_t until = clock_mono_ns() + PATIENCE_MS * UINT64_C(1000000);
     while (transport_tcp_node_refused(p->node) < n && clock_mono_ns() < until)
         (void)poll(NULL, 0, 1);
     ck_assert_uint_eq(transport_tcp_node_refused(p->node), n);
 }
 
 /* Device 0 is here; device 1 is the test, at `port`. */
-static inline void with_played_peer(struct plane *p, uint16_t port)
+static inline void with_played_peer_within(struct plane *p, uint16_t port, uint32_t silence_ms)
 {
     plane_listen(p);
     plane_local(p, 0);
     plane_remote(p, 1, port);
-    plane_open(p, 2, 0);
+    plane_open_within(p, 2, 0, silence_ms);
+}
+
+static inline void with_played_peer(struct plane *p, uint16_t port)
+{
+    with_played_peer_within(p, port, PATIENCE_MS);
 }
 
 #endif

@@ -59,15 +59,15 @@ START_TEST(a_peer_that_is_slow_but_alive_is_waited_for)
     uint8_t a = 1, b = 0;
     struct transport_message send = {&a, 1, 2, true, true, 0, NULL, 0},
                              receive = {&b, 1, 0, false, true, 0, NULL, 0};
-    pair_open(&x, 0);
+    pair_open_within(&x, 0, ALIVE_MS);
     submit(&x.a, 0, &ws, &send, 1); /* waits for device 2, which is busy elsewhere */
-    ck_assert_msg(!waited_within(&ws, 4 * SILENCE_MS), "%s", ws.err.text);
+    ck_assert_msg(!waited_within(&ws, LONG_MS), "%s", ws.err.text);
     submit(&x.b, 2, &wr, &receive, 1);
     ck_assert_int_eq(waited_status(&wr), 0);
     ck_assert_int_eq(waited_status(&ws), 0);
     struct transport_message late_send = {&a, 1, 2, true, true, 0, NULL, 0};
     submit(&x.b, 2, &wr, &receive, 1); /* now the receiver waits, over a connection that is there */
-    ck_assert_msg(!waited_within(&wr, 4 * SILENCE_MS), "%s", wr.err.text);
+    ck_assert_msg(!waited_within(&wr, LONG_MS), "%s", wr.err.text);
     submit(&x.a, 0, &ws, &late_send, 1);
     ck_assert_int_eq(waited_status(&wr), 0);
     ck_assert_int_eq(waited_status(&ws), 0);
@@ -78,12 +78,14 @@ END_TEST
 /* Aborts both sides at a random moment, then asks for a clean attempt over the same connections. */
 START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
 {
-    enum { BYTES = 3 << 20, ROUNDS = 12 };
+    enum { BYTES = 3 << 20, ROUNDS = 12, MOST_ROUNDS = 200 };
     struct pair x;
     uint64_t stale = 0, seed = 5, attempt = 1;
     uint8_t *sent = malloc(BYTES), *landed = calloc(1, BYTES), *copy = malloc(BYTES);
     pair_open(&x, 300e6); /* some 10 ms a message */
-    for (int round = 0; round < ROUNDS; round++, attempt += 2) {
+    /* Until an abort has met the middle of a frame. */
+    for (int round = 0; round < ROUNDS || (stale == 0 && round < MOST_ROUNDS);
+         round++, attempt += 2) {
         struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
         struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
         struct waited ws, wr;
@@ -104,9 +106,10 @@ START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
         ck_assert_int_eq(memcmp(copy, landed, BYTES), 0);
         ck_assert_int_eq(transport_begin(x.a.t, attempt + 2, NULL), 0);
         ck_assert_int_eq(transport_begin(x.b.t, attempt + 2, NULL), 0);
+        stale = 0;
+        for (uint32_t d = 0; d < 4; d++)
+            stale += transport_counters(d < 2 ? x.a.t : x.b.t, d).stale_frames;
     }
-    for (uint32_t d = 0; d < 4; d++)
-        stale += transport_counters(d < 2 ? x.a.t : x.b.t, d).stale_frames;
     ck_assert_uint_gt(stale, 0);
     pair_close(&x);
     free(sent);
@@ -115,9 +118,8 @@ START_TEST(aborts_at_random_moments_leave_a_clean_next_attempt)
 }
 END_TEST
 
-/* The sender gives up in the middle of a frame; its peer has not heard of that yet, and must not
- * take for content what fills the frame up. */
-START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_attempt)
+/* How many frames were drained: none where the sender did not give up in the middle of one. */
+static uint64_t give_up(void)
 {
     enum { BYTES = 64 << 20, SENT = 0xEE, BEFORE = 0x5A };
     struct pair x;
@@ -135,7 +137,9 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     transport_abort(x.a.t);
     ck_assert_int_eq(waited_status(&ws), RS_ECANCELED);
     submit(&x.b, 2, &wr, &receive, 1);
-    ck_assert(!waited_within(&wr, SILENCE_MS * 3 / 4));
+    while (transport_counters(x.b.t, 2).network_received_bytes == 0)
+        (void)poll(NULL, 0, 1);
+    ck_assert(!waited_within(&wr, 200));
     transport_abort(x.b.t);
     (void)waited_status(&wr);
     ck_assert_int_eq(landed[0], SENT);
@@ -145,10 +149,21 @@ START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_at
     ck_assert_int_eq(transport_begin(x.a.t, 2, NULL), 0);
     ck_assert_int_eq(transport_begin(x.b.t, 2, NULL), 0);
     exchange(&x, 2);
-    ck_assert_uint_gt(transport_counters(x.b.t, 2).stale_frames, 0);
+    uint64_t drained = transport_counters(x.b.t, 2).stale_frames;
     pair_close(&x);
     free(sent);
     free(landed);
+    return drained;
+}
+
+/* The sender gives up in the middle of a frame; its peer has not heard of that yet, and must not
+ * take for content what fills the frame up. */
+START_TEST(a_frame_that_was_given_up_brings_nothing_to_a_receiver_of_the_same_attempt)
+{
+    uint64_t drained = 0;
+    for (int i = 0; i < 10 && drained == 0; i++)
+        drained = give_up();
+    ck_assert_uint_gt(drained, 0);
 }
 END_TEST
 
@@ -163,10 +178,10 @@ START_TEST(no_chunk_is_read_or_sent_once_the_lease_is_over)
         struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
         struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
         memset(sent, 0xEE, BYTES);
-        pair_open(&x, 100e6);
+        pair_open(&x, 4e6); /* some seconds, if nobody stops it */
         submit(&x.a, 0, &ws, &send, 1);
         submit(&x.b, 2, &wr, &receive, 1);
-        while (transport_counters(x.b.t, 2).network_received_bytes < 1 << 20)
+        while (transport_counters(x.b.t, 2).network_received_bytes < 1 << 18)
             (void)poll(NULL, 0, 1);
         fence_prolong(at_sender ? &x.a.fence : &x.b.fence, 1);
         ck_assert_int_eq(waited_status(at_sender ? &ws : &wr), RS_EDEADLINE);
@@ -201,9 +216,9 @@ START_TEST(a_sender_is_held_back_until_its_receive_is_posted)
     struct transport_message send = {sent, BYTES, 2, true, true, 0, NULL, 0};
     struct transport_message receive = {landed, BYTES, 0, false, true, 0, NULL, 0};
     fill(sent, BYTES, 8);
-    pair_open(&x, 0);
+    pair_open_within(&x, 0, ALIVE_MS);
     submit(&x.a, 0, &ws, &send, 1);
-    ck_assert_msg(!waited_within(&ws, 4 * SILENCE_MS), "%s", ws.err.text);
+    ck_assert_msg(!waited_within(&ws, LONG_MS), "%s", ws.err.text);
     uint64_t held = transport_counters(x.a.t, 0).network_sent_bytes;
     ck_assert_uint_lt(held, BYTES);
     submit(&x.b, 2, &wr, &receive, 1);
@@ -230,11 +245,11 @@ struct trail {
     struct waited ws[TRAIL_MOST], wr;
 };
 
-static struct trail *trail_open(uint32_t n)
+static struct trail *trail_open(uint32_t n, uint32_t silence_ms)
 {
     struct trail *t = calloc(1, sizeof(*t));
     t->n = n;
-    pair_open(&t->x, 0);
+    pair_open_within(&t->x, 0, silence_ms);
     for (uint32_t i = 0; i < n; i++) {
         fill(t->sent[i], TRAIL_BYTES, i + 1);
         t->sends[i] =
@@ -254,10 +269,10 @@ static void trail_close(struct trail *t)
 
 START_TEST(groups_make_way_and_the_last_one_waits_for_the_answers_to_all)
 {
-    struct trail *t = trail_open(3);
+    struct trail *t = trail_open(3, ALIVE_MS);
     ck_assert_int_eq(waited_status(&t->ws[0]), 0);
     ck_assert_int_eq(waited_status(&t->ws[1]), 0);
-    ck_assert(!waited_within(&t->ws[2], 2 * SILENCE_MS)); /* the peer is alive all the time */
+    ck_assert(!waited_within(&t->ws[2], LONG_MS)); /* the peer is alive all the time */
     submit(&t->x.b, 2, &t->wr, t->receives, 3);
     ck_assert_int_eq(waited_status(&t->wr), 0);
     ck_assert_int_eq(waited_status(&t->ws[2]), 0);
@@ -269,7 +284,7 @@ END_TEST
 
 START_TEST(no_more_than_so_many_groups_make_way)
 {
-    struct trail *t = trail_open(TRAIL_MOST);
+    struct trail *t = trail_open(TRAIL_MOST, PATIENCE_MS);
     for (uint32_t i = 0; i < TRAIL_LIMIT; i++)
         ck_assert_int_eq(waited_status(&t->ws[i]), 0);
     ck_assert(!waited_within(&t->ws[TRAIL_LIMIT], SILENCE_MS));
@@ -284,7 +299,7 @@ END_TEST
 
 START_TEST(what_is_refused_after_its_group_made_way_fails_a_later_one)
 {
-    struct trail *t = trail_open(3);
+    struct trail *t = trail_open(3, PATIENCE_MS);
     ck_assert_int_eq(waited_status(&t->ws[0]), 0);
     t->receives[0].bytes--;
     submit(&t->x.b, 2, &t->wr, t->receives, 3);
@@ -296,7 +311,7 @@ END_TEST
 
 START_TEST(an_abort_ends_groups_that_made_way_and_the_next_attempt_is_clean)
 {
-    struct trail *t = trail_open(3);
+    struct trail *t = trail_open(3, PATIENCE_MS);
     ck_assert_int_eq(waited_status(&t->ws[1]), 0);
     transport_abort(t->x.a.t);
     transport_abort(t->x.b.t);
