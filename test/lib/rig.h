@@ -47,6 +47,8 @@ static inline void rig_take_progress(struct rig *r)
     r->n_progress++;
 }
 
+enum { RIG_WAIT_MS = 60000 }; /* a guard against hangs */
+
 /* The next packet: true, or false when none comes in time or the other side is gone. */
 static inline bool rig_receive(struct rig *r, int ms)
 {
@@ -59,7 +61,7 @@ static inline bool rig_receive(struct rig *r, int ms)
 static inline uint32_t rig_answer(struct rig *r, uint64_t request)
 {
     for (;;) {
-        rig_assert_msg(rig_receive(r, 20000), "no answer to request %llu",
+        rig_assert_msg(rig_receive(r, RIG_WAIT_MS), "no answer to request %llu",
                        (unsigned long long)request);
         if (r->packet->header.type == WIRE_PROGRESS)
             rig_take_progress(r);
@@ -71,9 +73,20 @@ static inline uint32_t rig_answer(struct rig *r, uint64_t request)
     return r->packet->header.type;
 }
 
+/* Waits until bytes have been moved by the attempt that was started. */
+static inline void rig_until_moving(struct rig *r)
+{
+    while (r->progress.done_bytes == 0) {
+        rig_assert_msg(rig_receive(r, RIG_WAIT_MS), "%s", "nothing moves");
+        rig_assert_msg(r->packet->header.type == WIRE_PROGRESS, "%s came",
+                       wire_type_name(r->packet->header.type));
+        rig_take_progress(r);
+    }
+}
+
 static inline int rig_answer_ms(const struct rig *r)
 {
-    return r->o.answer_ms != 0 ? r->o.answer_ms : 20000;
+    return r->o.answer_ms != 0 ? r->o.answer_ms : RIG_WAIT_MS;
 }
 
 /* As rig_answer, but the other side may be gone: 0 then. */
