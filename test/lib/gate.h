@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <time.h>
 
+enum { GATE_WAIT_MS = 60000 }; /* a guard against hangs */
+
 struct gate {
     pthread_mutex_t mutex;
     pthread_cond_t changed;

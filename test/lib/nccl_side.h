@@ -76,6 +76,8 @@ static inline void connect_done(struct transport_connect *c, int status, const s
     done_now(c->arg, status, e);
 }
 
+enum { SIDE_WAIT_MS = 60000, SIDE_ALARM_S = 200 }; /* guards against hangs */
+
 static inline bool done_within(struct done *d, long ms)
 {
     struct timespec until;
@@ -95,7 +97,7 @@ static inline bool done_within(struct done *d, long ms)
 
 static inline int status_of(struct done *d)
 {
-    ck_assert_msg(done_within(d, 10000), "it did not end");
+    ck_assert_msg(done_within(d, SIDE_WAIT_MS), "it did not end");
     ck_assert_int_eq(d->calls, 1);
     return d->status;
 }
@@ -193,7 +195,7 @@ static inline pid_t other(int (*fn)(const uint8_t *id), const uint8_t *id)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        (void)alarm(30);
+        (void)alarm(SIDE_ALARM_S);
         _exit(fn(id));
     }
     return pid;

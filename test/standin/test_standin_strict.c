@@ -18,7 +18,7 @@
 #include "test/lib/gate.h"
 #include "test/standin/standin.h"
 
-enum { N = 4096, FINGERPRINTS = 40, VMM_BYTES = 2 << 20, PATIENCE_S = 20 };
+enum { N = 4096, FINGERPRINTS = 40, VMM_BYTES = 2 << 20, PATIENCE_S = 60 };
 
 /* Of the stand-in: the program is linked with the real runtime, which has none of it. */
 static void *symbol(const char *name)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -115,9 +116,11 @@ START_TEST(more_than_the_memory_that_is_available_is_refused_before_a_page_is_ta
     const uint64_t bytes = UINT64_C(1) << 44; /* 16 TiB */
     struct err e = {0};
     int fd = memfd(bytes, F_SEAL_SHRINK);
-    (void)alarm(1); /* without the refusal this would go on until the machine is out of memory */
+    /* Without the refusal this would go on until the machine is out of memory: a second of CPU time is the end of it. */
+    struct itimerval second = {.it_value = {.tv_sec = 1}}, never = {.it_value = {.tv_sec = 0}};
+    (void)setitimer(ITIMER_PROF, &second, NULL);
     ck_assert_int_eq(segment_check(fd, bytes, &e), RS_EEXHAUSTED);
-    (void)alarm(0);
+    (void)setitimer(ITIMER_PROF, &never, NULL);
     ck_assert_ptr_nonnull(strstr(e.text, "hand over less"));
     ck_assert_uint_eq(allocated(fd), 0);
     (void)close(fd);
