@@ -66,21 +66,30 @@ START_TEST(thousands_of_cancelled_calls_leave_nothing)
 }
 END_TEST
 
+/* Says that it has failed, and why. */
+static void fail_client(int ready, const char *what, const struct err *e)
+{
+    (void)fprintf(stderr, "client %d: %s: %s\n", (int)getpid(), what, e->text);
+    (void)!write(ready, "f", 1);
+    _exit(1);
+}
+
 /* A client process: floods itself without reading and holds calls, says so, and waits to be killed.
  */
 static void doomed_client(const char *path, int go, int ready)
 {
     struct rpc_channel *c = NULL;
     struct rpc_stream *s = NULL;
+    struct err e = {0};
     char target[160], byte;
     (void)!read(go, &byte, 1);
     (void)snprintf(target, sizeof target, "unix:%s", path);
-    if (rpc_channel_open(target, NULL, &c, NULL) != 0)
-        _exit(1);
+    if (rpc_channel_open(target, NULL, &c, &e) != 0)
+        fail_client(ready, "open", &e);
     for (int i = 0; i < 20; i++) {
-        if (rpc_stream_open(c, i == 0 ? T "Flood" : T "Watch", 0, &s, NULL) != 0 ||
-            rpc_stream_send(s, "x", 1, WAIT_MS, NULL) != 0)
-            _exit(1);
+        if (rpc_stream_open(c, i == 0 ? T "Flood" : T "Watch", 0, &s, &e) != 0 ||
+            rpc_stream_send(s, "x", 1, WAIT_MS, &e) != 0)
+            fail_client(ready, i == 0 ? "flood" : "watch", &e);
         (void)rpc_stream_half_close(s, NULL);
     }
     (void)!write(ready, "r", 1);
@@ -102,7 +111,6 @@ START_TEST(killed_clients_leave_no_call_and_no_harm)
     for (int i = 0; i < 4; i++) /* before gRPC starts here */
         if ((child[i] = fork()) == 0)
             doomed_client(path, go[0], ready[1]);
-    (void)close(ready[1]); /* a child that fails shows as the end of its pipe */
     seen_init(&t.service.seen);
     (void)signal(SIGPIPE, SIG_DFL);
     struct rpc_server_options o = twin_options(&t);
@@ -110,8 +118,10 @@ START_TEST(killed_clients_leave_no_call_and_no_harm)
     o.max_queued_bytes = 1U << 30; /* so that floods fill the socket and wait */
     twin_serve(&t, &o);
     ck_assert_int_eq(write(go[1], "gggg", 4), 4);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+        ck_assert_int_eq(byte, 'r');
+    }
     ck_assert(seen_wait(&t, &t.service.seen.n_messages, 4 * 19));
     for (int i = 0; i < 4; i++) {
         ck_assert_int_eq(kill(child[i], SIGKILL), 0);
