@@ -358,6 +358,24 @@ static void tell_missed(struct step *s, struct refit_worker *w)
         w->claimed = waits_for;
 }
 
+/* What this attempt has asked of the worker and is not answered, as far as the worker is concerned: it may have been said while
+ * its stream was broken, or its node away, and is said once an attempt only. */
+static void ask_once_more(struct step *s, struct refit_worker *w)
+{
+    const struct refit *r = s->r;
+    const struct refit_version *v = r->in_flight;
+    if (v == NULL || v->ending != REFIT_NONE || r->committing || w->asleep)
+        return;
+    int phase = v->phase.state;
+    bool published = w->published == v->version && !w->released;
+    if (phase == REFIT_SUBMITTED && w->asked_publish && !published && r->feed_layout == NULL)
+        step_tell(s, w, REFIT_TELL_PUBLISH_REQUESTED, v, "");
+    else if (phase == REFIT_PREPARED && w->asked_ready && w->ready != v->version)
+        step_tell(s, w, REFIT_TELL_READY_REQUESTED, v, "");
+    else if (phase == REFIT_ACCEPTING && w->asked_accept && w->verdict == REFIT_WORKER_NO_VERDICT)
+        step_tell(s, w, REFIT_TELL_ACCEPT_REQUESTED, v, "");
+}
+
 int workers_attached(struct step *s)
 {
     struct refit *r = s->r;
@@ -371,6 +389,7 @@ int workers_attached(struct step *s)
             sleep_begin(s, w);
         reply_attached(s, w);
         tell_missed(s, w);
+        ask_once_more(s, w);
         return 0;
     }
     if (w != NULL) {

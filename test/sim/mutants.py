@@ -153,6 +153,8 @@ ATTEMPT = [
            "        note_known(s->r, n, s->ev->node.sources_known);\n    if (n == NULL", "        ;\n    if (n == NULL"),
     mutant("blamed-lands", "what has been blamed is not believed to have landed", "attempt.c",
            "!worker_accepts(w) || wrong ||", "(!worker_accepts(w) && wrong) || !worker_accepts(w) ||"),
+    mutant("asked-once-only", "who resumes is asked again for what it has not answered", "workers.c",
+           "        ask_once_more(s, w);\n", "        (void)ask_once_more;\n"),
     mutant("older-claim-is-believed", "of who is blamed no claim of an older version is believed either", "workers.c",
            "version <= w->blamed", "version == w->blamed"),
     mutant("excluded-lands", "what an instance that failed has got is not believed", "attempt.c",

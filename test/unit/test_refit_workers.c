@@ -24,6 +24,56 @@ START_TEST(a_rank_attaches_once)
 }
 END_TEST
 
+/* Worker 2 is a source's rank 1, worker 12 a destination's. */
+static void resume(struct bed *b, uint64_t id, enum refit_receive receive)
+{
+    bool source = id < 10;
+    ck_assert_int_eq(
+        code(b, attach(b, (struct attach){id, !source, source ? REFIT_SOURCE : REFIT_DESTINATION,
+                                          source ? "train" : "rollout", 1, receive, false, 0, 0})),
+        0);
+}
+
+/* It is said once an attempt: to a stream that is broken just then, nobody hears it. */
+START_TEST(who_resumes_is_asked_again_for_what_it_has_not_answered)
+{
+    struct bed b;
+    usual(&b, REFIT_IN_PLACE, false);
+    (void)submit(&b, 1, "a", 1);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 2);
+    resume(&b, 2, REFIT_RECEIVE_NONE);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_PUBLISH_REQUESTED), 1);
+    ck_assert_uint_eq(did(&b, REFIT_DO_TELL)->a.worker, 2);
+    publish_all(&b, 1);
+    resume(&b, 2, REFIT_RECEIVE_NONE);
+    ck_assert_uint_eq(count(&b, REFIT_DO_TELL), 0);
+    planned(&b);
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_PREPARED, n);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_READY_REQUESTED), 2);
+    resume(&b, 12, REFIT_IN_PLACE);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_READY_REQUESTED), 1);
+    for (uint64_t id = 12; id >= 11; id--) {
+        step(&b, (struct refit_event){.type = REFIT_EV_READY, .ready = {id, 1}});
+        resume(&b, 12, REFIT_IN_PLACE);
+        ck_assert_uint_eq(count(&b, REFIT_DO_TELL), 0);
+    }
+    for (uint32_t n = 0; n < 2; n++)
+        node_event(&b, REFIT_EV_STAGED, n);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_ACCEPT_REQUESTED), 2);
+    resume(&b, 12, REFIT_IN_PLACE);
+    ck_assert_uint_eq(told(&b, REFIT_TELL_ACCEPT_REQUESTED), 1);
+    ck_assert_uint_eq(did(&b, REFIT_DO_TELL)->a.worker, 12);
+    ck_assert_uint_eq(did(&b, REFIT_DO_TELL)->a.attempt, b.r->in_flight->attempt);
+    (void)verdict(&b, 12, 1, true);
+    resume(&b, 12, REFIT_IN_PLACE);
+    ck_assert_uint_eq(count(&b, REFIT_DO_TELL), 0);
+    (void)verdict(&b, 11, 1, true);
+    ck_assert_int_eq(phase(&b, 1), REFIT_COMMITTED);
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(another_layout_is_refused_while_workers_hold_the_old_one)
 {
     struct bed b;
@@ -366,6 +416,7 @@ END_TEST
 
 #define TESTS(X)                                                                                   \
     X(a_rank_attaches_once)                                                                        \
+    X(who_resumes_is_asked_again_for_what_it_has_not_answered)                                     \
     X(another_layout_is_refused_while_workers_hold_the_old_one)                                    \
     X(a_rejection_aborts_with_its_reason_where_every_instance_must_accept)                         \
     X(a_second_verdict_may_not_differ)                                                             \
