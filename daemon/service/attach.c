@@ -21,6 +21,8 @@
 
 enum { NOTICE_MS = 200 }; /* from a broken stream to the line in the log */
 
+static void on_attached(struct waiter *w, const struct op_reply *reply);
+
 static void attach_fail(struct lease *l, int code, const char *text)
 {
     struct service *s = l->service;
@@ -250,6 +252,8 @@ static int resume(struct service *s, uint64_t client, const struct attach_hello 
         l->stream->end(l->stream, false, RS_EABORTED, "the worker was resumed on another stream");
     }
     (void)uv_timer_stop(&l->grace);
+    if (l->waiter.done == on_attached)
+        waiter_forget(&l->waiter); /* what the stream before waited for */
     l->life = LEASE_LIVE;
     l->resuming = true; /* its bindings stand; pages that come are not read */
     l->waits_for = waits_for(h);
@@ -344,23 +348,47 @@ static void contents_settle(struct lease *l, uint64_t held, uint64_t applied)
     }
 }
 
-/* The sleeper of this rank has woken up by the attach of `l`. */
-static void sleeper_end(const struct lease *l)
+/* Whom the attach of `l` wakes; NULL: nobody. */
+static struct lease *sleeper_of(const struct lease *l)
 {
-    struct service *s = l->service;
-    queue_foreach_safe (q, tmp, &s->leases) {
+    queue_foreach (q, &l->service->leases) {
         struct lease *old = container_of(q, struct lease, in);
         if (old != l && old->asleep && (old->life == LEASE_LIVE || old->life == LEASE_GRACE) &&
             old->client == l->client && old->model == l->model && old->side == l->side &&
             old->rank == l->rank && strcmp(old->layout->layout->name, l->layout->layout->name) == 0)
-            lease_end(old, false, RS_EABORTED, "it has woken up and attached anew");
+            return old;
     }
-    leases_sweep(s);
+    return NULL;
+}
+
+/* The sleeper of this rank has woken up by the attach of `l`. */
+static void sleeper_end(const struct lease *l)
+{
+    for (struct lease *old; (old = sleeper_of(l)) != NULL;)
+        lease_end(old, false, RS_EABORTED, "it has woken up and attached anew");
+    leases_sweep(l->service);
+}
+
+/* Its stream has come back while the coordinator is away: what is known of it here stands, and it is reported again in the
+ * next session, as all are. */
+static void resumed_alone(struct lease *l)
+{
+    struct attached a = {.worker = l->id,
+                         .committed = l->model->committed.version,
+                         .held = l->held,
+                         .applied = l->applied};
+    l->told_session = 0;
+    if (l->stream != NULL)
+        l->stream->attached(l->stream, &a);
 }
 
 static void on_attached(struct waiter *w, const struct op_reply *reply)
 {
     struct lease *l = container_of(w, struct lease, waiter);
+    if (reply->code == RS_EUNAVAIL && l->known && l->service->session == 0) {
+        resumed_alone(l);
+        return;
+    }
     if (reply->code != 0) {
         attach_fail(l, reply->code, reply->text);
         return;
@@ -370,7 +398,8 @@ static void on_attached(struct waiter *w, const struct op_reply *reply)
     if (!l->known && l->side == REFIT_DESTINATION)
         contents_settle(l, reply->attempt, reply->value);
     l->known = true;
-    l->life = LEASE_LIVE;
+    if (l->life == LEASE_ATTACHING) /* one that resumed is live, or its stream has broken again */
+        l->life = LEASE_LIVE;
     log_info("model %s: %s layout %s rank %u %s: worker %016" PRIx64
              ", device %u, pid %d, held %" PRIu64 ", applied %" PRIu64,
              l->model->name, side_name(l->side), l->layout->layout->name, l->rank, how, l->id,
@@ -407,6 +436,15 @@ static struct node_report attached_report(const struct lease *l)
     return r;
 }
 
+/* One answer at a time is waited for: the newest. */
+static int report_ask(struct lease *l, struct node_report *r,
+                      void (*done)(struct waiter *w, const struct op_reply *reply), struct err *e)
+{
+    waiter_forget(&l->waiter);
+    l->waiter.done = done;
+    return node_ask(l->service, r, &l->waiter, e);
+}
+
 /* By the client's account, with what its memory was found to look like; or a resumed one, of which all is known. */
 static void attach_tell(struct lease *l)
 {
@@ -415,9 +453,10 @@ static void attach_tell(struct lease *l)
     r.event.attached.live = l->claims_live;
     r.event.attached.shadow = l->claims_shadow;
     r.opened = l->opened;
-    l->waiter.done = on_attached;
-    int code = node_ask(l->service, &r, &l->waiter, &e);
-    if (code != 0)
+    int code = report_ask(l, &r, on_attached, &e);
+    if (code == RS_EUNAVAIL && l->known)
+        resumed_alone(l);
+    else if (code != 0)
         attach_fail(l, code, err_text(&e, code));
 }
 
@@ -456,12 +495,12 @@ static void attach_again(struct lease *l)
 {
     struct err e = {0};
     struct node_report r = attached_report(l);
+    bool awaited = l->waiter.cookie != 0 && l->waiter.done == on_attached; /* by its stream */
     r.event.attached.tells_memory = true;
     memory_tell(l, WIRE_LIVE, &r.event.attached.live, &r);
     if (l->receive == REFIT_STAGED_RECEIVE)
         memory_tell(l, WIRE_SHADOW, &r.event.attached.shadow, &r);
-    l->waiter.done = on_attached_again;
-    if (node_ask(l->service, &r, &l->waiter, &e) == 0)
+    if (report_ask(l, &r, awaited ? on_attached : on_attached_again, &e) == 0)
         lease_publish_again(l);
 }
 
@@ -572,11 +611,15 @@ void op_attach_closed(struct attach_stream *st, bool goodbye)
     st->lease = NULL;
     l->stream = NULL;
     l->resuming = false;
-    if (l->life == LEASE_ATTACHING || goodbye) {
-        lease_end(l, true, 0,
-                  goodbye ? "it said goodbye" : "its stream ended before it was attached");
-        leases_sweep(s);
+    if (l->life != LEASE_ATTACHING && !goodbye) {
+        grace_begin(l);
         return;
     }
-    grace_begin(l);
+    struct lease *sleeper = sleeper_of(l);
+    bool told = lease_is_told(l);
+    lease_end(l, true, 0, goodbye ? "it said goodbye" : "its stream ended before it was attached");
+    if (told &&
+        sleeper != NULL) /* the coordinator has heard of its waking, and that it came to nothing */
+        attach_again(sleeper);
+    leases_sweep(s);
 }

@@ -159,6 +159,17 @@ static bool is_live(const struct lease *l)
     return l->life == LEASE_LIVE || l->life == LEASE_GRACE;
 }
 
+/* It attaches, and the data plane has seen all of its memory: the coordinator's word alone is missing. */
+static bool waits_for_answer(const struct lease *l)
+{
+    return l->life == LEASE_ATTACHING && l->waiter.cookie != 0;
+}
+
+bool lease_is_told(const struct lease *l)
+{
+    return l->known || l->waiter.cookie != 0;
+}
+
 /* One that is to be bound again and is not on its way yet; NULL: none. */
 static struct lease *rebind_next(struct service *s)
 {
@@ -175,7 +186,7 @@ void leases_rebind(struct service *s)
     s->n_rebinding = 0;
     queue_foreach (q, &s->leases) {
         struct lease *l = container_of(q, struct lease, in);
-        l->rebinding = is_live(l) && !l->asleep;
+        l->rebinding = (is_live(l) || waits_for_answer(l)) && !l->asleep;
         s->n_rebinding += l->rebinding;
     }
     if (s->n_rebinding == 0)
@@ -334,7 +345,7 @@ static void sleep_ended(struct lease *l, int code, const char *text)
 
 void lease_end(struct lease *l, bool for_good, int code, const char *reason)
 {
-    bool attached = l->life != LEASE_ATTACHING;
+    bool attached = l->life != LEASE_ATTACHING, told = lease_is_told(l);
     if (l->life == LEASE_LEAVING)
         return;
     if (attached)
@@ -354,7 +365,7 @@ void lease_end(struct lease *l, bool for_good, int code, const char *reason)
     if (!l->mapped) /* the segments may be freed from here on */
         l->n_segments = 0;
     stream_end(l, attached && for_good, code, reason);
-    if (l->known) {
+    if (told) {
         struct node_report r = lease_report(l, REFIT_EV_LEFT);
         r.event.left.worker = l->id;
         r.event.left.for_good = for_good;

@@ -11,6 +11,8 @@ int lease_check_bindings(struct lease *l,
                          struct err *e);
 /* Tells the data plane of the lease's memory: MAP, BIND; then `after`, once. */
 void lease_bind(struct lease *l, void (*after)(struct lease *l, int code, const struct err *e));
+/* The coordinator knows it, or will before it hears anything else of it: it must be told of its end. */
+bool lease_is_told(const struct lease *l);
 /* What the data plane is doing while this worker's memory is not bound there; borrowed until the loop's next turn. */
 const char *lease_unbound(const struct lease *l);
 /* Copies the fingerprints (one per tensor of its layout) out of an answer. *ret is the caller's to mem_free. */
