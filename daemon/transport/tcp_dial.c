@@ -136,15 +136,29 @@ static void dial_over(struct tcp *t, int status, const struct err *e)
     c->on_done(c, status, e);
 }
 
+/* What has happened on the pairs' ports. All of it before any pair is looked at: a port's events are those of several pairs,
+ * and an event that was taken wakes nobody any more. */
+static void take_events(struct tcp_dial *d)
+{
+    for (uint32_t i = 0; i < d->n; i++) {
+        struct tcp_dialled *x = &d->pairs[i];
+        if (x->stands)
+            continue;
+        (void)pthread_mutex_lock(&x->link->port->io);
+        tcp_port_take_events(x->link->port);
+        (void)pthread_mutex_unlock(&x->link->port->io);
+    }
+}
+
 /* When the next pair is to be tried again; 0: all stand. */
 static uint64_t dial_pairs(struct tcp_dial *d, uint64_t now)
 {
     uint64_t next = 0;
+    take_events(d);
     for (uint32_t i = 0; i < d->n; i++) {
         struct tcp_dialled *x = &d->pairs[i];
         if (!x->stands) {
             (void)pthread_mutex_lock(&x->link->port->io);
-            tcp_port_take_events(x->link->port);
             dial_pair(x, now);
             (void)pthread_mutex_unlock(&x->link->port->io);
         }

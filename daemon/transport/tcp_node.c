@@ -240,23 +240,28 @@ static uint64_t expire(struct transport_tcp_node *n, uint64_t now)
 }
 
 /* ALIVE for devices that are idle; those with a group see to it themselves. */
+static void tick_ports(struct tcp *t, uint64_t now)
+{
+    for (uint32_t i = 0; i < t->n_devices; i++) {
+        struct tcp_port *port = t->peers[i].port;
+        if (port == NULL || pthread_mutex_trylock(&port->io) != 0)
+            continue;
+        tcp_port_tick(port, now);
+        (void)pthread_mutex_unlock(&port->io);
+    }
+}
+
 static uint64_t tick(struct transport_tcp_node *n, uint64_t now)
 {
     uint64_t next = UINT64_MAX;
     (void)pthread_mutex_lock(&n->mutex);
     queue_foreach (q, &n->transports) {
         struct tcp *t = container_of(q, struct tcp, in_node);
-        next = earlier(next, tcp_dial_step(t, now));
-        if (t->n_remote == 0)
-            continue;
-        next = earlier(next, now + tcp_beat_ns(t) / 2);
-        for (uint32_t i = 0; i < t->n_devices; i++) {
-            struct tcp_port *port = t->peers[i].port;
-            if (port == NULL || pthread_mutex_trylock(&port->io) != 0)
-                continue;
-            tcp_port_tick(port, now);
-            (void)pthread_mutex_unlock(&port->io);
+        if (t->n_remote > 0) {
+            next = earlier(next, now + tcp_beat_ns(t) / 2);
+            tick_ports(t, now);
         }
+        next = earlier(next, tcp_dial_step(t, now)); /* behind what takes the same ports' events */
     }
     (void)pthread_mutex_unlock(&n->mutex);
     return next;
