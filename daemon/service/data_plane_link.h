@@ -54,8 +54,8 @@ int link_new(uv_loop_t *loop, const struct config *config, const struct link_eve
  * reaped and all handles are closed; the link is freed after it. */
 void link_stop(struct data_plane_link *l, void (*done)(void *arg), void *arg);
 
-/* This, link_text, link_submit and link_kill take NULL: a link that has stopped, while the rest of the daemon ends (a job that began before, an order of
- * the coordinator's). */
+/* This, link_text, link_submit, link_look and link_kill take NULL: a link that has stopped, while the rest of the daemon ends (a
+ * job that began before, an order of the coordinator's). */
 enum link_state link_state(const struct data_plane_link *l);
 /* "ready", "starting", "replacing: killed by signal 9", "not starting: 4 starts failed in a row: …"; borrowed until the
  * next call. */
@@ -102,6 +102,9 @@ int link_submit(struct data_plane_link *l, struct link_request *r, struct wire_h
 /* The answer is no longer wanted: done will not be called. */
 void link_forget(struct data_plane_link *l, struct link_request *r);
 bool link_waits(const struct link_request *r);
+/* Takes what the child has answered by now, before anyone concludes from a time that has passed that it did not: the loop looks
+ * at timers before it looks at sockets, also after it has stood still. The requests' `done` may run inside. */
+void link_look(struct data_plane_link *l);
 /* Kills the child, which is then replaced. */
 void link_kill(struct data_plane_link *l, const char *why);
 

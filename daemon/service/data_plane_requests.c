@@ -61,6 +61,8 @@ static void on_deadline(uv_timer_t *t)
     struct queue due;
     bool hung = false;
     struct err e = {0};
+    /* A loop that stood still comes here first, whatever has been answered meanwhile. */
+    link_look(l);
     queue_init(&due);
     queue_foreach_safe (q, tmp, &l->requests) {
         struct link_request *r = container_of(q, struct link_request, in);
@@ -258,15 +260,11 @@ static void packet_take(struct data_plane_link *l, struct wire_packet *p)
     request_end(r, e.code, p, &e);
 }
 
-void link_on_poll(uv_poll_t *handle, int status, int events)
+/* Up to so many packets, of those that have come. */
+static void packets_take(struct data_plane_link *l, unsigned most)
 {
-    enum { MOST_PER_TURN = 64 };
-    struct data_plane_link *l = handle->data;
     struct err e = {0};
-    (void)status;
-    if ((events & UV_WRITABLE) != 0)
-        out_flush(l);
-    for (unsigned i = 0; i < MOST_PER_TURN && l->socket >= 0; i++) {
+    for (unsigned i = 0; i < most && l->socket >= 0; i++) {
         int r = wire_receive(l->socket, &l->packet, &e);
         if (r == 1)
             return;
@@ -279,4 +277,21 @@ void link_on_poll(uv_poll_t *handle, int status, int events)
         packet_take(l, &l->packet);
         wire_packet_close(&l->packet);
     }
+}
+
+void link_look(struct data_plane_link *l)
+{
+    enum { MOST_AT_ONCE = 4096 };
+    if (l != NULL && l->poll_open && !uv_is_closing((uv_handle_t *)&l->poll))
+        packets_take(l, MOST_AT_ONCE);
+}
+
+void link_on_poll(uv_poll_t *handle, int status, int events)
+{
+    enum { MOST_PER_TURN = 64 };
+    struct data_plane_link *l = handle->data;
+    (void)status;
+    if ((events & UV_WRITABLE) != 0)
+        out_flush(l);
+    packets_take(l, MOST_PER_TURN);
 }

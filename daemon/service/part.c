@@ -263,8 +263,10 @@ static void event_give(struct part *p, struct member_event *ev)
 
 static void on_deadline(uv_timer_t *t)
 {
+    struct part *p = t->data;
     struct member_event ev = {.type = MEMBER_EV_TICK};
-    event_give(t->data, &ev);
+    link_look(p->model->service->link); /* it may have quiesced while this loop stood still */
+    event_give(p, &ev);
 }
 
 void part_answer(struct part *p, enum member_event_type type, int code, const char *text,
