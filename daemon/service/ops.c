@@ -77,19 +77,11 @@ static int layout_write(struct layout_job *j)
     return 0;
 }
 
-static bool waits(struct service *s, uint64_t cookie)
-{
-    queue_foreach (q, &s->waiters)
-        if (container_of(q, struct waiter, in)->cookie == cookie)
-            return true;
-    return false;
-}
-
 static void layout_store(struct layout_job *j)
 {
     struct layout *layout = j->layout;
     j->layout = NULL;
-    if (waits(j->service, j->cookie))
+    if (waiter_waits(j->service, j->cookie))
         memcpy(j->ret_digest, layout->digest, sizeof layout->digest);
     struct layout_entry *entry;
     int r = layouts_add(&j->service->layouts, layout, &entry, &j->err);
@@ -279,7 +271,7 @@ static int event_wait(struct decider *d, struct refit_event *ev, struct waiter *
     int r = decider_event(d, ev);
     if (r == 0)
         return 0;
-    if (!waits(s, cookie))
+    if (!waiter_waits(s, cookie))
         return 0; /* it was answered all the same */
     waiter_forget(w);
     return err_set(e, r, "%s",

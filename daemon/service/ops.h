@@ -38,6 +38,7 @@ struct waiter {
 /* Gives the waiter a cookie / takes it back: done will not run. */
 uint64_t waiter_add(struct service *s, struct waiter *w);
 void waiter_forget(struct waiter *w);
+bool waiter_waits(struct service *s, uint64_t cookie);
 /* Runs done. */
 void waiter_end(struct waiter *w, int code, const char *text);
 

@@ -254,14 +254,46 @@ static int event_copy(struct publication *p, const uint8_t *event, struct err *e
     return 0;
 }
 
+/* What is being fingerprinted is what `p` asks for, and who asked first has gone: its session, or its connection, has broken
+ * meanwhile, and it asks again. */
+static bool asks_again(const struct lease *l, const struct publication *p)
+{
+    const struct publication *now = l->publishing;
+    bool waits = p->event == NULL ||
+                 (now->event != NULL && memcmp(p->event, now->event, WIRE_HANDLE_BYTES) == 0);
+    return now->version == p->version && waits && !expects_otherwise(p, now) &&
+           !waiter_waits(l->service, l->publish_cookie);
+}
+
+static void publish_join(struct lease *l, struct waiter *w)
+{
+    l->publish_cookie = waiter_add(l->service, w);
+    w->asked = true;
+}
+
+static int publish_new(struct lease *l, struct publication *p, struct waiter *w, struct err *e)
+{
+    struct publication *before = l->publishing;
+    if (before != NULL && !asks_again(l, p))
+        return err_set(e, RS_EPRECOND,
+                       "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
+                       before->version);
+    if (before != NULL) {
+        publish_join(l, w);
+        publication_unref(p);
+        return 0;
+    }
+    l->publishing = p;
+    int r = publish_ask(l, w, e);
+    if (r != 0)
+        l->publishing = NULL;
+    return r;
+}
+
 int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
                   const struct op_expected *expected, size_t n_expected, struct waiter *w,
                   struct err *e)
 {
-    if (l->publishing != NULL)
-        return err_set(e, RS_EPRECOND,
-                       "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
-                       l->publishing->version);
     if (n_expected > 0 && unread(l))
         return err_set(e, RS_EPRECOND,
                        "expected fingerprints can't be checked: this daemon takes none ([refit] "
@@ -271,15 +303,12 @@ int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
         return err_set(e, RS_ENOMEM, "no memory to publish");
     *p = (struct publication){
         .refs = 1, .version = version, .n_tensors = l->layout->layout->n_tensors};
-    l->publishing = p;
     int r = expected_copy(l, p, expected, n_expected, e);
     if (r == 0 && event != NULL)
         r = event_copy(p, event, e);
     if (r == 0)
-        r = publish_ask(l, w, e);
-    if (r != 0) {
-        l->publishing = NULL;
+        r = publish_new(l, p, w, e);
+    if (r != 0)
         publication_unref(p);
-    }
     return r;
 }

@@ -54,6 +54,11 @@ static struct waiter *waiter_find(struct service *s, uint64_t cookie)
     return NULL;
 }
 
+bool waiter_waits(struct service *s, uint64_t cookie)
+{
+    return waiter_find(s, cookie) != NULL;
+}
+
 void service_reply(struct service *s, uint64_t cookie, const struct op_reply *reply)
 {
     struct waiter *w = waiter_find(s, cookie);

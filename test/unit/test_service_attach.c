@@ -327,6 +327,61 @@ START_TEST(who_waits_for_its_answer_is_bound_to_a_new_data_plane_too)
 }
 END_TEST
 
+/* --- publishing ----------------------------------------------------------------------------------- */
+
+struct call {
+    struct waiter waiter;
+    unsigned n_done;
+    int code;
+};
+
+static void on_call_done(struct waiter *waiter, const struct op_reply *reply)
+{
+    struct call *x = container_of(waiter, struct call, waiter);
+    x->n_done++;
+    x->code = reply->code;
+}
+
+static int publish_version(struct lease *l, struct call *x, uint64_t version,
+                           const struct op_expected *expected)
+{
+    struct err e = {0};
+    *x = (struct call){.waiter.done = on_call_done};
+    return lease_publish(l, version, NULL, expected, expected != NULL, &x->waiter, &e);
+}
+
+/* Its own try again after a broken session or connection must not be what it is refused for. */
+START_TEST(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_first_time)
+{
+    struct stream st;
+    struct call first, second, third;
+    const struct op_expected expected = {.tensor = "w", .fingerprint = 5};
+    attach_world_open();
+    attach_sleeper(&st);
+    struct lease *l = only_lease();
+    first = (struct call){.waiter.done = on_call_done};
+    struct publication *p = l->publishing = mem_zalloc(sizeof *p); /* it is at the data plane */
+    *p = (struct publication){.refs = 1, .version = 7};
+    l->publish_cookie = waiter_add(w.service, &first.waiter);
+    first.waiter.asked = true;
+    ck_assert_int_eq(publish_version(l, &second, 7, NULL), RS_EPRECOND);
+    node_severed(w.service, "its stream broke");
+    ck_assert_int_eq(first.code, RS_EUNAVAIL);
+    ck_assert_int_eq(publish_version(l, &second, 8, NULL), RS_EPRECOND);
+    ck_assert_int_eq(publish_version(l, &second, 7, &expected), RS_EPRECOND);
+    ck_assert_int_eq(publish_version(l, &second, 7, NULL), 0);
+    ck_assert_uint_eq(second.n_done, 0);
+    ck_assert_int_eq(publish_version(l, &third, 7, NULL), RS_EPRECOND);
+    lease_publish_refuse(l, RS_EDATALOSS, "so it ends");
+    ck_assert_uint_eq(first.n_done, 1);
+    ck_assert_uint_eq(second.n_done, 1);
+    ck_assert_int_eq(second.code, RS_EDATALOSS);
+    ck_assert(queue_empty(&w.service->waiters));
+    op_attach_closed(&st.st, true);
+    attach_world_close();
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(who_goes_before_the_answer_leaves_the_rank_free)                                             \
     X(a_sleeper_whose_waking_comes_to_nothing_is_known_again)                                      \
@@ -334,6 +389,7 @@ END_TEST
     X(a_new_session_does_not_take_the_answer_from_who_resumes)                                     \
     X(an_answer_to_a_stream_that_has_broken_does_not_make_its_lease_live)                          \
     X(who_resumes_while_the_coordinator_is_away_keeps_its_lease)                                   \
-    X(who_waits_for_its_answer_is_bound_to_a_new_data_plane_too)
+    X(who_waits_for_its_answer_is_bound_to_a_new_data_plane_too)                                   \
+    X(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_first_time)
 
 #include "test/lib/main.h"
