@@ -75,7 +75,7 @@ class Deaths(Case):
         self.clean(nodes, 3)
 
     def test_a_node_joins_a_new_coordinator_once_what_the_old_one_had_applied_is_over(self):
-        nodes = self.nodes(2)
+        nodes = self.nodes(2, cluster__lease_ms=600000)  # which ends no copy, however long the new coordinator takes
         self.f.refit(1)
         worker, (node, pid) = self.f.destinations[0], (nodes["n1"], nodes["n1"].data_plane_pid())
         os.kill(pid, signal.SIGSTOP)  # in the middle of the copy to live memory
