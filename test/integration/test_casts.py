@@ -191,7 +191,7 @@ class Wrong(unittest.TestCase):
                 source = Layout("train", 1, [mesh("m", [1])], [tensor("w", shape, dtype, "m", [None])])
                 destination = Layout("rollout", 2, [mesh("tp", [2])], quantised("w", shape, "tp", [None], [None], block=block))
                 with unittest.mock.patch.dict(os.environ, {"RESHARD_DAMAGE": "wrong-scale:1:1000000"}):
-                    daemon = self.enterContext(Daemon())
+                    daemon = self.enterContext(Daemon(refit__prepare_timeout_ms=600000))  # the kernels run on CPUs here, which may be busy
                 f = Fleet(daemon, source, destination, [0], [4, 5], automatic=True)
                 f.publish(1)
                 before = [w.memory[:] for w in f.destinations]
