@@ -52,7 +52,8 @@ START_TEST(thousands_of_cancelled_calls_leave_nothing)
         }
         peer_close(&p);
     }
-    expect_no_calls(&t); /* a busy server may be behind */
+    echo_works(&t); /* a busy server may be behind: it has seen all that came before */
+    expect_no_calls(&t);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which keep freed memory */
     ck_assert_uint_lt(resident_bytes(),
                       before + (8U << 20)); /* 1,500 calls of 12 kB would be 18 MB */
