@@ -47,8 +47,11 @@ struct api_hello {
     uint32_t rank, device;
     bool accept_automatically;
     uint64_t live_version, shadow_version, opened_version;
-    uint64_t resume; /* worker id, or 0 */
-    bool asleep;     /* no segments, no pages, no versions */
+    uint32_t push;              /* that live_version belongs to; 0: none */
+    bool again;                 /* it was attached before */
+    uint64_t published_version; /* the last one, released or not */
+    uint64_t resume;            /* worker id, or 0 */
+    bool asleep;                /* no segments, no pages, no versions */
     const uint64_t *segments;
     size_t n_segments;
 };
@@ -68,9 +71,11 @@ int api_event(const void *data, size_t n_bytes, struct reshard_event *ret, struc
 /* ---- api_calls.c ---- */
 
 /* event: CUDA_HANDLE_BYTES, or NULL. */
-int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, const uint8_t *event,
-                const struct reshard_expected *expected, size_t n_expected, uint64_t deadline_ns,
-                struct err *e);
+int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, uint32_t push,
+                const uint8_t *event, const struct reshard_expected *expected, size_t n_expected,
+                uint64_t deadline_ns, struct err *e);
+int api_withdraw(struct rpc_channel *c, uint64_t worker, uint64_t version, uint32_t push,
+                 const char *reason, bool again, uint64_t deadline_ns, struct err *e);
 /* request_id is that of the caller, never NULL; options may be NULL. */
 int api_submit(struct rpc_channel *c, const char *model, uint64_t version, const char *request_id,
                const struct reshard_submit *options, uint64_t deadline_ns, uint64_t *ret_attempt,

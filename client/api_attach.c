@@ -119,6 +119,9 @@ static int send_hello(struct rpc_stream *s, const struct api_hello *h, uint64_t 
     hello.layout_digest.data = (uint8_t *)(uintptr_t)h->digest;
     hello.rank = h->rank;
     hello.asleep = h->asleep;
+    hello.push = h->push;
+    hello.again = h->again;
+    hello.published_version = h->published_version;
     hello.device = h->device;
     hello.receive = (Reshard__V1__Receive)h->receive;
     hello.accept_automatically = h->accept_automatically;
@@ -247,7 +250,7 @@ int api_event(const void *data, size_t n_bytes, struct reshard_event *ret, struc
     }
     /* All but `attached` are the same message, so any name of the union will do. */
     const Reshard__V1__AttachEvent__VersionEvent *v = event->committed;
-    ret->type = type;
+    ret->type = type == RESHARD_EVENT_ABORTED && v->withdrawn ? RESHARD_EVENT_WITHDRAWN : type;
     ret->version = v->version;
     ret->attempt = v->attempt;
     text_copy(ret->reason, v->reason);

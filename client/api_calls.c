@@ -28,14 +28,15 @@ static int call_empty(struct rpc_channel *c, const char *path, const ProtobufCMe
     return r;
 }
 
-int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, const uint8_t *event,
-                const struct reshard_expected *expected, size_t n_expected, uint64_t deadline_ns,
-                struct err *e)
+int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, uint32_t push,
+                const uint8_t *event, const struct reshard_expected *expected, size_t n_expected,
+                uint64_t deadline_ns, struct err *e)
 {
     struct api_arena arena = {0};
     Reshard__V1__PublishRequest m = RESHARD__V1__PUBLISH_REQUEST__INIT;
     m.worker = worker;
     m.version = version;
+    m.push = push;
     if (event != NULL)
         m.cuda_event = (ProtobufCBinaryData){CUDA_HANDLE_BYTES, (uint8_t *)(uintptr_t)event};
     Reshard__V1__ExpectedFingerprint *items = arena_alloc(&arena, n_expected, sizeof *items);
@@ -51,6 +52,19 @@ int api_publish(struct rpc_channel *c, uint64_t worker, uint64_t version, const 
                                       &reshard__v1__publish_reply__descriptor, deadline_ns, e);
     arena_close(&arena);
     return r;
+}
+
+int api_withdraw(struct rpc_channel *c, uint64_t worker, uint64_t version, uint32_t push,
+                 const char *reason, bool again, uint64_t deadline_ns, struct err *e)
+{
+    Reshard__V1__WithdrawRequest m = RESHARD__V1__WITHDRAW_REQUEST__INIT;
+    m.worker = worker;
+    m.version = version;
+    m.push = push;
+    m.reason = borrow(reason);
+    m.again = again;
+    return call_empty(c, "/reshard.v1.Refit/Withdraw", &m.base,
+                      &reshard__v1__withdraw_reply__descriptor, deadline_ns, e);
 }
 
 /* ---- submit ---- */

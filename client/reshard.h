@@ -328,14 +328,17 @@ enum reshard_event_type {
     /* The library attached again, after a restart of the daemon or a broken stream. What became of
      * the version that you wait for follows: ABORTED or COMMITTED, for a source SOURCE_RELEASED; or
      * PUBLISH_REQUESTED, where it goes on and your publication was lost. Nothing else to do. */
-    RESHARD_EVENT_REATTACHED
+    RESHARD_EVENT_REATTACHED,
+    /* source, of a push (reshard_push_begin): a peer has given it up (reshard_withdraw), or left; reason says which and
+     * why. SOURCE_RELEASED follows, at once or when what is on its way for this version has ended. */
+    RESHARD_EVENT_WITHDRAWN
 };
 
 struct reshard_event {
     enum reshard_event_type type;
     uint64_t version; /* REATTACHED: the newest committed version */
     uint64_t attempt;
-    char reason[RESHARD_TEXT_BYTES]; /* ABORTED, EVICTED; else "" */
+    char reason[RESHARD_TEXT_BYTES]; /* ABORTED, WITHDRAWN, EVICTED; else "" */
 };
 
 /* "publish_requested" …; static. */
@@ -375,6 +378,21 @@ RESHARD_API int reshard_publish_after(struct reshard_worker *worker, uint64_t ve
                                       void *cuda_event, const struct reshard_expected *expected,
                                       size_t n_expected, uint32_t timeout_ms,
                                       struct reshard_error *e);
+
+/* A push: all workers of the side publish a version, one of them submits it, and each waits for its end by its events. Every
+ * worker says this first, once for each push: the publications of `version` that follow are part of it, those of a retry
+ * too, until the next. Events of the version that have not been taken yet are of an earlier push: they are dropped. The
+ * others then hear RESHARD_EVENT_WITHDRAWN where the push can't come to anything: the one that submits says so
+ * (reshard_withdraw); a worker of the side has left before it was submitted, or is not there when the daemon's prepare
+ * deadline has passed; a newer version is committed. Never blocks. */
+RESHARD_API void reshard_push_begin(struct reshard_worker *worker, uint64_t version);
+
+/* "My side gives this version up": to be said by the worker that submits where reshard_submit was refused, or where it fails
+ * otherwise and does not try again. reason (NULL: none; cut after 512 bytes) is for the others, who hear RESHARD_EVENT_WITHDRAWN. What is on its way for the
+ * version goes on; else this worker, too, hears RESHARD_EVENT_SOURCE_RELEASED. Said again by the library to a daemon that was
+ * restarted, until the next push begins. */
+RESHARD_API int reshard_withdraw(struct reshard_worker *worker, uint64_t version,
+                                 const char *reason, uint32_t timeout_ms, struct reshard_error *e);
 
 /* ---- what a destination says ---- */
 

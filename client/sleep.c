@@ -57,6 +57,7 @@ static void memory_give(struct reshard_worker *w, struct worker_memory *m)
 static void account_nothing(struct reshard_worker *w)
 {
     pthread_mutex_lock(&w->mutex);
+    w->published_version = 0;
     w->held = w->applied = w->live_version = w->shadow_version = w->opened_version = 0;
     pthread_mutex_unlock(&w->mutex);
 }

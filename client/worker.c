@@ -48,6 +48,7 @@ const char *reshard_event_name(enum reshard_event_type type)
         [RESHARD_EVENT_SOURCE_RELEASED] = "source_released",
         [RESHARD_EVENT_EVICTED] = "evicted",
         [RESHARD_EVENT_REATTACHED] = "reattached",
+        [RESHARD_EVENT_WITHDRAWN] = "withdrawn",
     };
     size_t i = (size_t)type;
     return i < sizeof names / sizeof *names && names[i] != NULL ? names[i] : "unknown";
@@ -168,6 +169,9 @@ static void hello_fill(struct reshard_worker *w, const struct worker_memory *m, 
     h->live_version = w->live_version;
     h->shadow_version = w->shadow_version;
     h->opened_version = w->opened_version;
+    h->push = w->side == RESHARD_SOURCE ? worker_push(w, w->live_version) : 0;
+    h->again = w->id != 0;
+    h->published_version = w->published_version;
     pthread_mutex_unlock(&w->mutex);
     h->model = w->model;
     h->layout_name = w->layout->name;
@@ -197,7 +201,7 @@ int worker_attach_on(struct reshard_worker *w, const struct worker_memory *m, st
         .digest = digest, .resume = resume, .asleep = asleep, .segments = ids};
     hello_fill(w, m, &hello);
     if (asleep)
-        hello.live_version = hello.shadow_version = hello.opened_version = 0;
+        hello.live_version = hello.shadow_version = hello.opened_version = hello.push = 0;
     if (r == 0)
         r = api_attach(link_channel(l), &hello, &m->pages, deadline_ns, ret_stream, ret, e);
     mem_free(ids);
@@ -322,6 +326,8 @@ static int attach_once(struct reshard_worker *w, struct attach_try *t, struct er
     if (r != 0)
         return r;
     r = try_attach(l, 0, deadline_after_ms(ATTACH_MOST_MS), t, e);
+    if (r == 0)
+        worker_withdraw_again(w, t->resume, l, deadline_after_ms(ATTACH_MOST_MS));
     if (r != 0)
         (void)client_retry(l, r);
     link_unref(l);
@@ -580,6 +586,7 @@ static void worker_free(struct reshard_worker *w)
     mem_free(w->events);
     mem_free(w->model);
     mem_free(w->over_reason);
+    mem_free(w->withdrawn_reason);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->mutex);
     mem_free(w);

@@ -1,4 +1,4 @@
-/* What the files of a worker share: worker.c (its lease, its events, its life), worker_calls.c (Publish to Apply), sleep.c (its memory
+/* What the files of a worker share: worker.c (its lease, its events, its life), worker_calls.c (Publish to Apply), push.c (pushes, Withdraw), sleep.c (its memory
  * goes and comes). */
 #ifndef RS_CLIENT_WORKER_H
 #define RS_CLIENT_WORKER_H
@@ -6,7 +6,7 @@
 #include "client/api.h"
 #include "client/client.h"
 
-enum { EVENTS_MOST = 4096 };
+enum { EVENTS_MOST = 4096, PUSHES_MOST = 8 };
 
 enum worker_state { WORKER_ATTACHED, WORKER_BROKEN, WORKER_OVER };
 
@@ -55,6 +55,13 @@ struct reshard_worker {
     uint64_t id;
     uint64_t committed, held, applied, reattached;
     uint64_t live_version, shadow_version; /* what to claim at the next attach */
+    uint64_t published_version;            /* the last one, released or not */
+    struct worker_push {
+        uint64_t version;
+        uint32_t n;             /* how often reshard_push_begin was said for it; 0: never */
+    } pushes[PUSHES_MOST];      /* the newest first */
+    uint64_t withdrawn_version; /* withdrawn here, and no push begun since; 0: none */
+    char *withdrawn_reason;
     uint64_t opened_version; /* Ready or Apply was said for it: live memory may be torn */
     char *over_reason;
     bool evicted;
@@ -69,6 +76,11 @@ int worker_memory_new(struct reshard_client *c, const struct reshard_piece *live
 /* NULL: it sleeps. */
 struct worker_memory *worker_memory_get(struct reshard_worker *w);
 void worker_memory_put(struct reshard_worker *w, struct worker_memory *m); /* NULL is fine */
+/* push.c. The push that what is said of this version belongs to; 0: none. Under the mutex. */
+uint32_t worker_push(const struct reshard_worker *w, uint64_t version);
+/* push.c. After an attach: says again what was withdrawn, unless it is the lease that it was, `before`. */
+void worker_withdraw_again(struct reshard_worker *w, uint64_t before, struct link *l,
+                           uint64_t deadline_ns);
 /* One attach on `l` with that memory: the layout first, since a daemon with a new ledger does not know it. m NULL: as a
  * sleeper. */
 int worker_attach_on(struct reshard_worker *w, const struct worker_memory *m, struct link *l,

@@ -8,6 +8,7 @@
 
 struct publish_try {
     uint64_t version;
+    uint32_t push;
     const uint8_t *event;
     const struct reshard_expected *expected;
     size_t n_expected;
@@ -17,18 +18,21 @@ static int try_publish(struct link *l, uint64_t worker, uint64_t deadline_ns, vo
                        struct err *e)
 {
     const struct publish_try *t = arg;
-    return api_publish(link_channel(l), worker, t->version, t->event, t->expected, t->n_expected,
-                       deadline_ns, e);
+    return api_publish(link_channel(l), worker, t->version, t->push, t->event, t->expected,
+                       t->n_expected, deadline_ns, e);
 }
 
 static int publish(struct reshard_worker *w, struct publish_try t, uint32_t timeout_ms,
                    struct err *e)
 {
+    pthread_mutex_lock(&w->mutex);
+    t.push = worker_push(w, t.version);
+    pthread_mutex_unlock(&w->mutex);
     int r = client_call(w->client, w, client_deadline(timeout_ms), try_publish, &t, e);
     if (r != 0)
         return r;
     pthread_mutex_lock(&w->mutex);
-    w->live_version = t.version;
+    w->live_version = w->published_version = t.version;
     pthread_mutex_unlock(&w->mutex);
     return 0;
 }
@@ -42,7 +46,8 @@ int reshard_publish(struct reshard_worker *w, uint64_t version,
     int r = m != NULL ? segments_synchronise(m->segments, m->n_segments, &err) : 0;
     worker_memory_put(w, m);
     if (r == 0)
-        r = publish(w, (struct publish_try){version, NULL, expected, n_expected}, timeout_ms, &err);
+        r = publish(w, (struct publish_try){version, 0, NULL, expected, n_expected}, timeout_ms,
+                    &err);
     return client_give(e, r, &err);
 }
 
@@ -54,7 +59,7 @@ int reshard_publish_after(struct reshard_worker *w, uint64_t version, void *cuda
     uint8_t event[CUDA_HANDLE_BYTES];
     int r = cuda_event_export(cuda_event, event, &err);
     if (r == 0)
-        r = publish(w, (struct publish_try){version, event, expected, n_expected}, timeout_ms,
+        r = publish(w, (struct publish_try){version, 0, event, expected, n_expected}, timeout_ms,
                     &err);
     return client_give(e, r, &err);
 }

@@ -453,7 +453,7 @@ int api_order_read(const Reshard__V1__NodeOrder *from, uint64_t now_ns, struct f
         return err_set(e, RS_EPROTO, "order of type %u %s what PREPARE needs", from->type,
                        from->prepare != NULL ? "has" : "lacks");
     if ((int)from->phase < 0 || from->phase >= (Reshard__V1__Phase)REFIT_N_PHASES ||
-        from->tell > REFIT_TELL_SOURCE_RELEASED)
+        from->tell > REFIT_TELL_WITHDRAWN)
         return err_set(e, RS_EPROTO, "order: phase %d, tell %u", (int)from->phase, from->tell);
     to->type = (enum node_order_type)from->type;
     to->model = from->model;

@@ -60,6 +60,7 @@ struct api_report {
         Reshard__V1__LeftEvent left;
         Reshard__V1__SleptEvent slept;
         Reshard__V1__PublishedEvent published;
+        Reshard__V1__WithdrawEvent withdraw;
         Reshard__V1__ReadyEvent ready;
         Reshard__V1__VerdictEvent verdict;
         Reshard__V1__ApplyEvent apply;

@@ -22,6 +22,9 @@ static void attached_fill(Reshard__V1__AttachedEvent *to, const struct node_repo
     to->shadow = ev->attached.shadow;
     to->torn = ev->attached.torn;
     to->waits_for = ev->attached.waits_for;
+    to->push = ev->attached.push;
+    to->again = ev->attached.again;
+    to->published = ev->attached.published;
     to->uncommitted = ev->attached.uncommitted;
     to->uncommitted_content = ev->attached.uncommitted_content;
     to->tells_memory = ev->attached.tells_memory;
@@ -58,6 +61,7 @@ static void published_fill(struct api_report *a, const struct node_report *r, st
     to->worker = r->event.published.worker;
     to->version = r->event.published.version;
     to->publication = r->event.published.publication;
+    to->push = r->event.published.push;
     if (r->has_prints)
         to->prints = prints_fill(&a->prints, r->prints, r->n_prints, s);
     if (r->n_expected > 0)
@@ -156,7 +160,7 @@ static void cell_sum_fill(Reshard__V1__CellSum *to, const struct node_report *r,
     }
 }
 
-/* READY, VERDICT, APPLY, APPLIED, LEFT, SLEPT, MARK: what a worker or its client said. */
+/* WITHDRAW, READY, VERDICT, APPLY, APPLIED, LEFT, SLEPT, MARK: what a worker or its client said. */
 static void small_fill(struct api_report *a, const struct refit_event *ev, struct api_scratch *s)
 {
     switch (ev->type) {
@@ -173,6 +177,16 @@ static void small_fill(struct api_report *a, const struct refit_event *ev, struc
         a->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_SLEPT;
         a->m.slept = &a->slept;
         a->slept.worker = ev->left.worker;
+        break;
+    case REFIT_EV_WITHDRAW:
+        reshard__v1__withdraw_event__init(&a->withdraw);
+        a->m.what_case = RESHARD__V1__NODE_REPORT__WHAT_WITHDRAW;
+        a->m.withdraw = &a->withdraw;
+        a->withdraw.worker = ev->withdraw.worker;
+        a->withdraw.version = ev->withdraw.version;
+        a->withdraw.push = ev->withdraw.push;
+        a->withdraw.again = ev->withdraw.again;
+        a->withdraw.reason = api_scratch_text(s, ev->withdraw.reason);
         break;
     case REFIT_EV_READY:
         reshard__v1__ready_event__init(&a->ready);
@@ -236,6 +250,7 @@ static int event_fill(struct api_report *a, const struct node_report *r, uint64_
         return 0;
     case REFIT_EV_LEFT:
     case REFIT_EV_SLEPT:
+    case REFIT_EV_WITHDRAW:
     case REFIT_EV_READY:
     case REFIT_EV_VERDICT:
     case REFIT_EV_APPLY:
@@ -337,6 +352,9 @@ static int attached_read(const Reshard__V1__AttachedEvent *from, struct node_rep
     ev->attached.shadow = from->shadow;
     ev->attached.torn = from->torn;
     ev->attached.waits_for = from->waits_for;
+    ev->attached.push = from->push;
+    ev->attached.again = from->again;
+    ev->attached.published = from->published;
     ev->attached.uncommitted = from->uncommitted;
     ev->attached.uncommitted_content = from->uncommitted_content;
     ev->attached.tells_memory = from->tells_memory;
@@ -375,6 +393,7 @@ static int published_read(const Reshard__V1__PublishedEvent *from, struct frame 
     r->event.published.worker = from->worker;
     r->event.published.version = from->version;
     r->event.published.publication = from->publication;
+    r->event.published.push = from->push;
     r->has_prints = from->prints != NULL;
     if (from->prints != NULL)
         x = prints_read(f, from->prints, &r->prints, &r->n_prints, e);
@@ -505,6 +524,14 @@ static int small_read(const Reshard__V1__NodeReport *m, struct refit_event *ev, 
     case RESHARD__V1__NODE_REPORT__WHAT_SLEPT:
         ev->type = REFIT_EV_SLEPT;
         ev->left.worker = m->slept->worker;
+        return 0;
+    case RESHARD__V1__NODE_REPORT__WHAT_WITHDRAW:
+        ev->type = REFIT_EV_WITHDRAW;
+        ev->withdraw.worker = m->withdraw->worker;
+        ev->withdraw.version = m->withdraw->version;
+        ev->withdraw.push = m->withdraw->push;
+        ev->withdraw.again = m->withdraw->again;
+        ev->withdraw.reason = m->withdraw->reason;
         return 0;
     case RESHARD__V1__NODE_REPORT__WHAT_READY:
         ev->type = REFIT_EV_READY;

@@ -144,7 +144,7 @@ struct node_order {
 };
 
 enum node_report_type {
-    /* `event`, of these types: ATTACHED LEFT SLEPT PUBLISHED READY VERDICT APPLY APPLIED MARK PREPARED PROGRESS STAGED FAILED
+    /* `event`, of these types: ATTACHED LEFT SLEPT PUBLISHED WITHDRAW READY VERDICT APPLY APPLIED MARK PREPARED PROGRESS STAGED FAILED
      * QUIESCED NODE_UP NODE_LOST (code RS_EDEVICE: its data plane does not start, text says why; until NODE_UP). now_ns
      * and wall_ns are the coordinator's to fill in; event.cookie is the node's own and
      * comes back in the REPLY; event.node.node is filled in by the coordinator. */

@@ -27,7 +27,8 @@
  *     hold it are proven. A restart proves nothing: what a node says then is compared by the attempt that commits it. So
  *     blame that was forgotten with the coordinator does no harm: who was blamed is as unproven as all others.
  * 10. Who is blamed holds nothing: not by a late STAGED of the attempt that brought wrong bytes, nor by its node's word.
- *     The next START that writes its memory makes good. */
+ *     The next START that writes its memory makes good.
+ * 11. A source that has been told that its push is withdrawn waits only while something is on its way that may read it. */
 #include "refit/private.h"
 
 #include "base/banned.h"
@@ -129,6 +130,12 @@ static void check_memory(const struct refit *r)
     }
 }
 
+static void check_pushes(const struct refit *r)
+{
+    foreach_worker (w, r)
+        rs_assert(!push_is_stuck(r, w));
+}
+
 static void check_proven(const struct refit *r)
 {
     foreach_worker (w, r) {
@@ -142,6 +149,7 @@ void refit_check(const struct refit *r)
     check_versions(r);
     check_memory(r);
     check_proven(r);
+    check_pushes(r);
     check_in_flight(r);
     if (r->queued != NULL) {
         rs_assert(r->queued->phase.state == REFIT_SUBMITTED && r->queued->durable);

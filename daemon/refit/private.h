@@ -218,6 +218,19 @@ void side_aborted(struct step *s);
 void side_make_way(struct step *s);
 void side_free(struct refit *r);
 
+/* --- push.c --- */
+void push_withdraw(struct step *s);
+/* A worker of the source has left: what its peers wait for, and is not submitted, will not come. */
+void push_worker_left(struct step *s, const struct refit_worker *left);
+/* Each step: tells and releases those who wait in vain. */
+void push_settle(struct step *s);
+/* A source has published (or says that it had) as part of its push of that number; 0: of none. */
+void push_begins(struct refit_worker *w, uint32_t push, uint64_t now_ns);
+/* This version is going to be tried: for the pushes that stand. */
+void push_submitted(const struct refit *r, struct refit_version *v);
+/* Withdrawn, and not released though nothing reads it any more: never, after a step. */
+bool push_is_stuck(const struct refit *r, const struct refit_worker *w);
+
 /* --- nodes.c --- */
 struct refit_node *refit_node(const struct refit *r, uint32_t node);
 struct refit_node *refit_node_get(struct refit *r, uint32_t node);

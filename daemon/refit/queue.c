@@ -301,6 +301,7 @@ static void submit_open(struct step *s, struct refit_version *v, struct parcel *
 {
     struct refit *r = s->r;
     version_fill(v, r, p, s->ev);
+    push_submitted(r, v);
     phase_move(r, v, REFIT_SUBMITTED);
     side_make_way(s);
     if (r->in_flight == NULL) {
@@ -321,6 +322,10 @@ static int submit_known(struct step *s, struct refit_version *v)
     struct parcel p;
     if (parcel_make(s->ev, &p) != 0)
         return RS_ENOMEM;
+    if (v->phase.state != REFIT_COMMITTED)
+        push_submitted(s->r, v);
+    else
+        v->taken_again |= v->submitted_again;
     submit_write(s, v, p.request);
     queue_policies_free(p.policies, s->ev->submit.n_policies);
     mem_free(p.options);

@@ -40,7 +40,7 @@ struct refit *refit_new(const char *model, const struct refit_config *config)
     queue_init(&r->layouts);
     queue_init(&r->workers);
     queue_init(&r->versions);
-    r->deadline_ns = r->deadline_told_ns = r->catch_up_at_ns = REFIT_NEVER;
+    r->deadline_ns = r->deadline_told_ns = r->catch_up_at_ns = r->push_at_ns = REFIT_NEVER;
     return r;
 }
 
@@ -77,7 +77,7 @@ void refit_update_close(struct refit_update *u)
 
 /* --- room --- */
 
-/* The most that one step can put: every worker is told at most four things (aborted, released, a
+/* The most that one step can put: every worker is told at most five things (aborted, withdrawn, released, a
  * question of the next version, its mark), every node two, every waiter one answer, every instance
  * one mark and one record; the rest is a small number. */
 static int step_reserve(struct refit *r, struct refit_update *u)
@@ -431,12 +431,14 @@ static void on_ledger_failed(struct step *s)
     r->n_waiters = 0;
 }
 
-/* Of the attempt in flight; where there is none, when a newcomer may be tried again. */
+/* Of the attempt in flight; where there is none, when a newcomer may be tried again. Or when a source has waited in vain. */
 static uint64_t next_deadline(const struct refit *r)
 {
     if (r->ledger_failed)
         return r->deadline_ns;
     uint64_t at_ns = r->in_flight == NULL ? r->catch_up_at_ns : r->deadline_ns;
+    if (r->push_at_ns < at_ns)
+        at_ns = r->push_at_ns;
     return r->settle_until_ns != 0 && r->settle_until_ns < at_ns ? r->settle_until_ns : at_ns;
 }
 
@@ -463,6 +465,9 @@ static int dispatch(struct step *s)
         break;
     case REFIT_EV_PUBLISHING:
         workers_publishing(s);
+        break;
+    case REFIT_EV_WITHDRAW:
+        push_withdraw(s);
         break;
     case REFIT_EV_READY:
         workers_ready(s);
@@ -570,6 +575,7 @@ int refit_step(struct refit *r, const struct refit_event *ev, struct refit_updat
         attempt_advance(&s);
     }
     nodes_settle(&s);
+    push_settle(&s);
     workers_sweep(r);
     tell_deadline(&s);
     return 0;

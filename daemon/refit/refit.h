@@ -31,7 +31,7 @@
  *
  * Files: refit.h (this), phase.c (drawing, table, invariants), refit.c (step), queue.c (submit,
  * supersede, abort), content.c (what a version is asked to be), attempt.c (from gathering to STAGED), commit.c and abort.c (its ends), feed.c
- * (who feeds whom where the trainer can't), side.c (catch-up, rehearsal), nodes.c (up, silent, lost,
+ * (who feeds whom where the trainer can't), side.c (catch-up, rehearsal), push.c (who waits for a version that nobody submits), nodes.c (up, silent, lost,
  * drained), workers.c (attach, publish, ready, verdict, apply), sleep.c (workers without memory), words.c (fitness, what is missing,
  * states), restore.c; and member.h, member.c (a node's part). Thread: one (the loop). */
 #ifndef RS_REFIT_REFIT_H
@@ -234,6 +234,11 @@ struct refit_worker {
     uint64_t published_ns; /* when; 0: to an earlier start or lease */
     bool released;         /* `published` may have been overwritten since */
     uint64_t claimed;      /* published to an earlier start or lease; it waits for the release */
+    /* The number of its push of `published` (or `claimed`) that this belongs to; 0: of none, nobody waits. See push.c */
+    uint32_t push;
+    uint64_t push_ns;     /* since when it waits */
+    uint64_t attached_ns; /* when this lease began; 0: its process has had one before */
+    bool withdrawn;       /* it has been told, or has said itself, that this push is given up */
     /* destinations */
     uint64_t held;         /* version that receiving memory holds whole; 0: none or not known */
     uint64_t held_content; /* its publication sum; 0: not known */
@@ -282,6 +287,8 @@ struct refit_version {
     uint64_t epoch;
     bool source_released;
     bool submitted_again;        /* COMMITTED, by a trainer that had published it again */
+    bool taken_again;            /* … and not refused, as another content or options */
+    uint32_t push;               /* the newest of those that it was submitted for */
     bool ended_by_restart;       /* ABORTED by RESTORED */
     char reason[ERR_TEXT_BYTES]; /* ABORTING, ABORTED, SUPERSEDED */
     int code;                    /* with reason */
@@ -359,9 +366,17 @@ struct refit {
     struct refit_bytes catch_up_bytes; /* since this start, failed ones included */
     uint64_t n_catch_ups, n_caught_up; /* attempts that ended well; instances that they served */
     uint64_t catch_up_at_ns;           /* when the next one may be tried; REFIT_NEVER: none waits */
-    uint64_t n_superseded, n_aborted;  /* times that versions ended so, since this start */
-    uint64_t n_committed;              /* since this start, and what the ledger knew of then */
-    uint64_t deadline_ns;              /* of the present wait; REFIT_NEVER: none */
+    struct refit_withdrawn {
+        uint64_t version; /* 0: none */
+        uint32_t push;    /* it and those before it */
+        uint64_t by;      /* the worker that has; 0: none */
+        uint64_t at_ns;
+        char reason[ERR_TEXT_BYTES];
+    } withdrawn;         /* what the source has given up last */
+    uint64_t push_at_ns; /* when one of those that wait in vain gives up; REFIT_NEVER: none does */
+    uint64_t n_superseded, n_aborted; /* times that versions ended so, since this start */
+    uint64_t n_committed;             /* since this start, and what the ledger knew of then */
+    uint64_t deadline_ns;             /* of the present wait; REFIT_NEVER: none */
     uint64_t deadline_told_ns;
     uint64_t settle_until_ns; /* see refit_config.n_nodes; 0: all that may move is known */
     bool begun;               /* the attempt in flight is durable */
@@ -416,7 +431,10 @@ enum refit_event_type {
     REFIT_EV_PUBLISHING,
     /* `left.worker` has no memory any more, or will not have it: what it takes part in ends as if it had left. It stays
      * known, see refit_worker.asleep. Replied: 0, RS_ENOTFOUND. Twice is fine. */
-    REFIT_EV_SLEPT
+    REFIT_EV_SLEPT,
+    /* A source gives a version up for the whole side, see push.c. Replied: 0, RS_ENOTFOUND, RS_EPRECOND, RS_EINVAL. Twice
+     * is fine. */
+    REFIT_EV_WITHDRAW
 };
 
 /* What stands in an event is borrowed for the step. Events of an older attempt, from unknown
@@ -470,6 +488,10 @@ struct refit_event {
             /* Sources: published, and no release was heard of. Destinations: Ready or Accept was
              * said, and no end was heard of. 0: it waits for nothing. */
             uint64_t waits_for;
+            uint32_t push; /* sources: the push that `waits_for` belongs to; 0: none */
+            bool again;    /* its process was attached as this worker before */
+            uint64_t
+                published; /* sources: what it has published last, released or not; 0: nothing */
             /* A version that its receiving memory holds whole and verified, though it is not known as
              * committed there, and the `content` of the PREPARE that brought it: what the node part keeps of
              * a worker from STAGED on. 0: none. So a retry commits it without moving bytes, once it has compared it.
@@ -493,7 +515,17 @@ struct refit_event {
             uint64_t version;
             /* names the content: the same content, the same number; 0: unknown */
             uint64_t publication;
+            uint32_t
+                push; /* the worker's push of this version that it is part of, from 1 on; 0: of none */
         } published; /* replied: value = publication */
+        struct {
+            uint64_t worker;
+            uint64_t version;
+            uint32_t push; /* as in published; it and those before it are given up */
+            bool
+                again; /* it was said to an earlier coordinator: who has begun another push since is not concerned */
+            const char *reason;
+        } withdraw;
         struct {
             uint64_t worker;
             uint64_t version;
@@ -602,7 +634,8 @@ enum refit_tell {
     REFIT_TELL_ACCEPT_REQUESTED,
     REFIT_TELL_COMMITTED,
     REFIT_TELL_ABORTED,
-    REFIT_TELL_SOURCE_RELEASED
+    REFIT_TELL_SOURCE_RELEASED,
+    REFIT_TELL_WITHDRAWN /* a source: its push is given up. SOURCE_RELEASED follows, at once or when the version has ended */
 };
 
 struct refit_action {

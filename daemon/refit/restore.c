@@ -80,6 +80,10 @@ static int restore_request(struct refit *r, const struct ledger_request *row, st
     request->id = id;
     request->attempt = row->attempt;
     request->phase = (enum refit_phase)row->phase;
+    /* What it was answered: it was committed already. If no trainer had published it then, those who do now lose nothing by
+     * having their memory back as soon as nobody is fed from it. */
+    v->submitted_again |= row->phase == REFIT_COMMITTED;
+    v->taken_again = v->submitted_again;
     queue_push(&v->requests, &request->link);
     v->n_requests++;
     grow_to(&r->attempt_high, row->attempt);

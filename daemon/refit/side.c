@@ -143,7 +143,8 @@ static void release_again(struct step *s, const struct refit_version *v)
         return;
     const char *differs = published_differs(r, v) ? published_differs_text(s, v) : NULL;
     foreach_worker (w, r) {
-        if (w->layout->side != REFIT_SOURCE || w->published != v->version || w->released)
+        if (w->layout->side != REFIT_SOURCE || w->published != v->version || w->released ||
+            (w->push != 0 && !v->taken_again && differs == NULL)) /* who submits will withdraw */
             continue;
         if (differs != NULL)
             step_tell(s, w, REFIT_TELL_ABORTED, v, differs);

@@ -310,6 +310,7 @@ static void worker_fill(struct refit_worker *w, const struct refit *r, struct re
     w->layout = l;
     w->receive = ev->attached.receive;
     w->accept_automatically = ev->attached.accept_automatically;
+    w->attached_ns = ev->attached.again ? 0 : ev->now_ns;
     if (l->side == REFIT_DESTINATION)
         fill_memory(w, r, ev);
 }
@@ -321,6 +322,15 @@ static bool release_is_past(const struct refit *r, uint64_t version)
     const struct refit_version *v = refit_find_version(r, version);
     return v == NULL ? version <= r->committed
                      : refit_phase_final(v->phase.state) || v->source_released;
+}
+
+/* To an earlier start: it holds up no peer that publishes the committed version once more. */
+static void note_published(const struct refit *r, struct refit_worker *w, uint64_t version)
+{
+    if (w->published != 0 || version == 0 || version != r->committed)
+        return;
+    w->published = version;
+    w->released = true;
 }
 
 /* What was said while the worker had no stream, or never, since the coordinator's restart ended it.
@@ -349,13 +359,21 @@ static void tell_missed(struct step *s, struct refit_worker *w)
              (r->in_flight == NULL || r->in_flight->version != waits_for))
         step_tell(s, w, REFIT_TELL_ABORTED, waited,
                   "nothing of that number is on its way any more");
-    if (waits_for == 0 || w->layout->side != REFIT_SOURCE ||
-        (w->published == waits_for && !w->released))
+    if (w->layout->side != REFIT_SOURCE)
         return;
-    if (release_is_past(r, waits_for))
-        step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, waited, "");
-    else
+    note_published(r, w, s->ev->attached.published);
+    if (waits_for == 0)
+        return;
+    if (w->published == waits_for && !w->released) {
+        w->withdrawn = false; /* told again, where it is */
+        return;
+    }
+    push_begins(w, s->ev->attached.push, s->ev->now_ns);
+    if (!release_is_past(r, waits_for)) {
         w->claimed = waits_for;
+        return;
+    }
+    step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, waited, "");
 }
 
 /* What this attempt has asked of the worker and is not answered, as far as the worker is concerned: it may have been said while
@@ -457,6 +475,7 @@ void workers_left(struct step *s)
         r->epoch_stale = true;
         workers_applying_ends(s, w, "the worker's lease is over");
         attempt_worker_lost(s, w, step_text(s, "left: %s", w->gone_reason));
+        push_worker_left(s, w);
     }
     if (w->leaving)
         workers_unwant(r, w->layout);
@@ -522,7 +541,10 @@ void workers_published(struct step *s)
         w->published_ns = ev->now_ns;
         w->released = false;
         w->claimed = 0;
+        push_begins(w, ev->published.push, ev->now_ns);
         attempt_mark_published(s, w);
+    } else if (ev->published.push > w->push) {
+        push_begins(w, ev->published.push, ev->now_ns);
     }
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }

@@ -38,13 +38,14 @@ static void on_attached(struct attach_stream *st, const struct attached *a)
 }
 
 static void event_send(struct rpc_call *call, Reshard__V1__AttachEvent__EventCase event,
-                       uint64_t version, uint64_t attempt, const char *reason)
+                       uint64_t version, uint64_t attempt, const char *reason, bool withdrawn)
 {
     Reshard__V1__AttachEvent__VersionEvent v = RESHARD__V1__ATTACH_EVENT__VERSION_EVENT__INIT;
     Reshard__V1__AttachEvent m = RESHARD__V1__ATTACH_EVENT__INIT;
     v.version = version;
     v.attempt = attempt;
     v.reason = (char *)(uintptr_t)reason;
+    v.withdrawn = withdrawn;
     m.event_case = event;
     m.publish_requested = &v; /* all version events share the union */
     api_send(call, &m.base);
@@ -60,15 +61,17 @@ static void on_tell(struct attach_stream *st, enum refit_tell tell, uint64_t ver
         [REFIT_TELL_COMMITTED] = RESHARD__V1__ATTACH_EVENT__EVENT_COMMITTED,
         [REFIT_TELL_ABORTED] = RESHARD__V1__ATTACH_EVENT__EVENT_ABORTED,
         [REFIT_TELL_SOURCE_RELEASED] = RESHARD__V1__ATTACH_EVENT__EVENT_SOURCE_RELEASED,
+        [REFIT_TELL_WITHDRAWN] = RESHARD__V1__ATTACH_EVENT__EVENT_ABORTED,
     };
-    event_send(attach_of(st)->call, events[tell], version, attempt, reason);
+    event_send(attach_of(st)->call, events[tell], version, attempt, reason,
+               tell == REFIT_TELL_WITHDRAWN);
 }
 
 static void on_lease_end(struct attach_stream *st, bool evicted, int code, const char *text)
 {
     struct attach *x = attach_of(st);
     if (evicted && code != 0)
-        event_send(x->call, RESHARD__V1__ATTACH_EVENT__EVENT_EVICTED, 0, 0, text);
+        event_send(x->call, RESHARD__V1__ATTACH_EVENT__EVENT_EVICTED, 0, 0, text, false);
     x->ended = true;
     rpc_call_finish(x->call, code, text);
 }
@@ -111,10 +114,12 @@ static int hello_check(const Reshard__V1__AttachHello *h, struct err *e)
     if ((unsigned)h->receive > RESHARD__V1__RECEIVE__RECEIVE_IN_PLACE)
         return err_set(e, RS_EINVAL, "receive %d is not known; use 0 … 2", (int)h->receive);
     if (h->live_version > REFIT_VERSION_MAX || h->shadow_version > REFIT_VERSION_MAX ||
-        h->opened_version > REFIT_VERSION_MAX)
-        return err_set(e, RS_EINVAL,
-                       "live_version, shadow_version, opened_version: versions are 1 … 2^63-1, "
-                       "0 means none");
+        h->opened_version > REFIT_VERSION_MAX || h->published_version > REFIT_VERSION_MAX)
+        return err_set(
+            e, RS_EINVAL,
+            "live_version, shadow_version, opened_version, published_version: versions are "
+            "1 … 2^63-1, "
+            "0 means none");
     return 0;
 }
 
@@ -138,6 +143,9 @@ static int hello_take(struct attach *x, const Reshard__V1__AttachHello *h, struc
                                  .shadow_version = h->shadow_version,
                                  .opened_version = h->opened_version,
                                  .asleep = h->asleep,
+                                 .push = h->push,
+                                 .again = h->again,
+                                 .published_version = h->published_version,
                                  .resume = h->resume,
                                  .segments = h->segments,
                                  .n_segments = h->n_segments};

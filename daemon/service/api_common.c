@@ -165,6 +165,7 @@ static const struct rpc_method methods[] = {
      .on_half_close = api_attach_half_close,
      .on_end = api_attach_end},
     UNARY("Refit", "Publish", api_publish, API_MAX_REQUEST_BYTES),
+    UNARY("Refit", "Withdraw", api_withdraw, API_SMALL_REQUEST_BYTES),
     UNARY("Refit", "Submit", api_submit, API_SMALL_REQUEST_BYTES * 8),
     {.path = "/reshard.v1.Refit/WatchRefit",
      .kind = RPC_SERVER_STREAM,

@@ -86,6 +86,7 @@ void api_attach_message(struct rpc_call *call, const void *data, size_t n_bytes)
 void api_attach_half_close(struct rpc_call *call);
 void api_attach_end(struct rpc_call *call, int reason);
 void api_publish(struct rpc_call *call, const void *data, size_t n_bytes);
+void api_withdraw(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_submit(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_ready(struct rpc_call *call, const void *data, size_t n_bytes);
 void api_accept(struct rpc_call *call, const void *data, size_t n_bytes);

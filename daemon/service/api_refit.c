@@ -1,4 +1,4 @@
-/* Publish, Submit, Ready, Accept, Apply, Sleep, Mark, Abort, Evict, Drain. */
+/* Publish, Withdraw, Submit, Ready, Accept, Apply, Sleep, Mark, Abort, Evict, Drain. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -47,7 +47,7 @@ static int publish(struct api_call *c, void *request, struct err *e)
                 : err_set(e, RS_EINVAL, "cuda_event has %zu bytes, a cudaIpcEventHandle_t has %d",
                           q->cuda_event.len, WIRE_HANDLE_BYTES);
     if (r == 0)
-        r = op_publish(c->service, c->client, q->worker, q->version,
+        r = op_publish(c->service, c->client, q->worker, q->version, q->push,
                        q->cuda_event.len > 0 ? q->cuda_event.data : NULL, expected, q->n_expected,
                        &c->waiter, e);
     mem_free(expected);
@@ -57,6 +57,30 @@ static int publish(struct api_call *c, void *request, struct err *e)
 void api_publish(struct rpc_call *call, const void *data, size_t n_bytes)
 {
     api_unary(call, data, n_bytes, &reshard__v1__publish_request__descriptor, true, publish);
+}
+
+/* --- Withdraw ----------------------------------------------------------------------------------- */
+
+static void withdraw_done(struct waiter *w, const struct op_reply *reply)
+{
+    Reshard__V1__WithdrawReply m = RESHARD__V1__WITHDRAW_REPLY__INIT;
+    if (!failed(call_of(w), reply))
+        api_finish(call_of(w)->call, &m.base);
+}
+
+static int withdraw(struct api_call *c, void *request, struct err *e)
+{
+    const Reshard__V1__WithdrawRequest *q = request;
+    int r = api_text("reason", q->reason, e);
+    c->waiter.done = withdraw_done;
+    return r != 0 ? r
+                  : op_withdraw(c->service, c->client, q->worker, q->version, q->push, q->again,
+                                q->reason, &c->waiter, e);
+}
+
+void api_withdraw(struct rpc_call *call, const void *data, size_t n_bytes)
+{
+    api_unary(call, data, n_bytes, &reshard__v1__withdraw_request__descriptor, true, withdraw);
 }
 
 /* --- Submit ------------------------------------------------------------------------------------- */

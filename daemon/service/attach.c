@@ -222,6 +222,9 @@ static struct lease *lease_new(struct service *s, struct model *m,
                         .claims_shadow = h->shadow_version,
                         .opened = h->side == REFIT_DESTINATION ? h->opened_version : 0,
                         .waits_for = waits_for(h),
+                        .waits_push = h->push,
+                        .again = h->again,
+                        .published_before = h->published_version,
                         .binding_fd = {-1, -1},
                         .dtypes_fd = -1};
     rs_assert(uv_timer_init(s->loop, &l->grace) == 0);
@@ -257,6 +260,7 @@ static int resume(struct service *s, uint64_t client, const struct attach_hello 
     l->life = LEASE_LIVE;
     l->resuming = true; /* its bindings stand; pages that come are not read */
     l->waits_for = waits_for(h);
+    l->waits_push = h->push;
     l->stream = st;
     st->lease = l;
     return 0;
@@ -426,7 +430,10 @@ static struct node_report attached_report(const struct lease *l)
                                                    .accept_automatically = l->accept_automatically,
                                                    .torn = l->torn,
                                                    .asleep = l->asleep,
-                                                   .waits_for = l->waits_for}},
+                                                   .waits_for = l->waits_for,
+                                                   .push = l->waits_push,
+                                                   .again = l->again,
+                                                   .published = l->published_before}},
                             .device = l->device,
                             .pid = l->pid,
                             .segment_bytes = l->segment_bytes,
@@ -496,7 +503,7 @@ static void attach_again(struct lease *l)
     struct err e = {0};
     struct node_report r = attached_report(l);
     bool awaited = l->waiter.cookie != 0 && l->waiter.done == on_attached; /* by its stream */
-    r.event.attached.tells_memory = true;
+    r.event.attached.tells_memory = r.event.attached.again = true;
     memory_tell(l, WIRE_LIVE, &r.event.attached.live, &r);
     if (l->receive == REFIT_STAGED_RECEIVE)
         memory_tell(l, WIRE_SHADOW, &r.event.attached.shadow, &r);

@@ -20,7 +20,7 @@ int lease_table(struct lease *l, struct wire_packet *packet, uint64_t **ret, str
 /* One with its model's name in it. */
 struct node_report lease_report(const struct lease *l, enum refit_event_type type);
 /* publish.c. As op_publish, for a lease whose owner asks. */
-int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
+int lease_publish(struct lease *l, uint64_t version, uint32_t push, const uint8_t *event,
                   const struct op_expected *expected, size_t n_expected, struct waiter *w,
                   struct err *e);
 /* Reports what it has published once more. */

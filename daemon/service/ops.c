@@ -165,13 +165,29 @@ static struct node_report report_of(const struct lease *l, enum refit_event_type
         .type = NODE_REPORT_EVENT, .model = l->model->name, .event = {.type = type}};
 }
 
-int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version, uint32_t push,
                const uint8_t *event, const struct op_expected *expected, size_t n_expected,
                struct waiter *w, struct err *e)
 {
     struct lease *l = NULL;
     int r = lease_awake(s, client, worker, &l, e);
-    return r != 0 ? r : lease_publish(l, version, event, expected, n_expected, w, e);
+    return r != 0 ? r : lease_publish(l, version, push, event, expected, n_expected, w, e);
+}
+
+int op_withdraw(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+                uint32_t push, bool again, const char *reason, struct waiter *w, struct err *e)
+{
+    struct lease *l = NULL;
+    int r = lease_own(s, client, worker, &l, e);
+    if (r != 0)
+        return r;
+    struct node_report report = report_of(l, REFIT_EV_WITHDRAW);
+    report.event.withdraw.worker = worker;
+    report.event.withdraw.version = version;
+    report.event.withdraw.push = push;
+    report.event.withdraw.again = again;
+    report.event.withdraw.reason = reason;
+    return node_ask(s, &report, w, e);
 }
 
 int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t version,

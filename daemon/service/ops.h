@@ -74,7 +74,10 @@ struct attach_hello {
     enum refit_receive receive;
     bool accept_automatically;
     uint64_t live_version, shadow_version, opened_version;
-    bool asleep; /* no segments, no pieces, no versions */
+    bool asleep;                /* no segments, no pieces, no versions */
+    uint32_t push;              /* sources: that live_version belongs to; 0: none */
+    bool again;                 /* this process was attached as this worker before */
+    uint64_t published_version; /* sources: the last one, released or not */
     uint64_t resume;
     const uint64_t *segments;
     size_t n_segments;
@@ -106,9 +109,12 @@ struct op_expected {
     uint64_t fingerprint;
 };
 
-int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+/* push: as in REFIT_EV_PUBLISHED. */
+int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t version, uint32_t push,
                const uint8_t *event, const struct op_expected *expected, size_t n_expected,
                struct waiter *w, struct err *e);
+int op_withdraw(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
+                uint32_t push, bool again, const char *reason, struct waiter *w, struct err *e);
 int op_ready(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
              struct waiter *w, struct err *e);
 int op_accept(struct service *s, uint64_t client, uint64_t worker, uint64_t version,

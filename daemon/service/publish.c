@@ -56,6 +56,7 @@ static int published_tell(struct lease *l, uint64_t cookie)
     r.event.published.worker = l->id;
     r.event.published.version = p->version;
     r.event.published.publication = p->id;
+    r.event.published.push = l->waits_for == p->version ? p->push : 0;
     r.has_prints = prints != NULL;
     r.prints = prints;
     r.n_prints = n;
@@ -94,6 +95,7 @@ static void publish_finish(struct lease *l, int code, const char *text)
     publication_unref(l->published);
     l->published = p;
     l->waits_for = p->version;
+    l->waits_push = p->push;
     code = published_tell(l, cookie);
     if (code != 0)
         service_answer(l->service, cookie, code,
@@ -201,6 +203,15 @@ static bool expects_otherwise(const struct publication *now, const struct public
     return !same;
 }
 
+/* What stands already is now of this push. */
+static void publish_another_push(struct lease *l, const struct publication *again)
+{
+    if (l->published == NULL || l->published->version != again->version || again->push == 0)
+        return;
+    l->published->push = l->waits_push = again->push;
+    lease_publish_again(l);
+}
+
 /* Whether it may publish: 1 where it has done so already. */
 static void on_may_publish(struct waiter *w, const struct op_reply *reply)
 {
@@ -226,6 +237,7 @@ static void on_may_publish(struct waiter *w, const struct op_reply *reply)
         .value = before != NULL && before->version == l->publishing->version ? before->id : 0};
     struct publication *p = l->publishing;
     l->publishing = NULL;
+    publish_another_push(l, p);
     publication_unref(p);
     service_reply(l->service, l->publish_cookie, &done);
 }
@@ -279,6 +291,7 @@ static int publish_new(struct lease *l, struct publication *p, struct waiter *w,
                        "version %" PRIu64 " of this worker is being fingerprinted; wait for it",
                        before->version);
     if (before != NULL) {
+        before->push = p->push > before->push ? p->push : before->push;
         publish_join(l, w);
         publication_unref(p);
         return 0;
@@ -290,7 +303,7 @@ static int publish_new(struct lease *l, struct publication *p, struct waiter *w,
     return r;
 }
 
-int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
+int lease_publish(struct lease *l, uint64_t version, uint32_t push, const uint8_t *event,
                   const struct op_expected *expected, size_t n_expected, struct waiter *w,
                   struct err *e)
 {
@@ -302,7 +315,7 @@ int lease_publish(struct lease *l, uint64_t version, const uint8_t *event,
     if (p == NULL)
         return err_set(e, RS_ENOMEM, "no memory to publish");
     *p = (struct publication){
-        .refs = 1, .version = version, .n_tensors = l->layout->layout->n_tensors};
+        .refs = 1, .version = version, .push = push, .n_tensors = l->layout->layout->n_tensors};
     int r = expected_copy(l, p, expected, n_expected, e);
     if (r == 0 && event != NULL)
         r = event_copy(p, event, e);

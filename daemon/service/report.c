@@ -443,6 +443,8 @@ static uint64_t worker_of(const struct refit_event *ev)
         return ev->left.worker;
     case REFIT_EV_PUBLISHED:
         return ev->published.worker;
+    case REFIT_EV_WITHDRAW:
+        return ev->withdraw.worker;
     case REFIT_EV_READY:
         return ev->ready.worker;
     case REFIT_EV_VERDICT:
@@ -509,6 +511,7 @@ static void on_event(struct decider *d, uint32_t node, const struct node_report 
     case REFIT_EV_PUBLISHED:
         on_published(d, node, r, entry);
         break;
+    case REFIT_EV_WITHDRAW:
     case REFIT_EV_READY:
     case REFIT_EV_VERDICT:
     case REFIT_EV_APPLY:

@@ -22,6 +22,7 @@ static const struct rule {
     {"/reshard.v1.Refit/PutLayout", 0, true},
     {"/reshard.v1.Refit/Attach", WORKER, true},
     {"/reshard.v1.Refit/Publish", ROLE_TRAINER, true},
+    {"/reshard.v1.Refit/Withdraw", ROLE_TRAINER, true},
     {"/reshard.v1.Refit/Submit", ROLE_TRAINER, true},
     {"/reshard.v1.Refit/Ready", ROLE_INFERENCE, true},
     {"/reshard.v1.Refit/Accept", ROLE_INFERENCE, true},

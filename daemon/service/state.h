@@ -82,6 +82,7 @@ struct publication {
     uint32_t refs;
     uint64_t version;
     uint64_t id;
+    uint32_t push; /* see REFIT_EV_PUBLISHED */
     /* per tensor of the source layout, this rank's shards; NULL: verification is off */
     uint64_t *fingerprints;
     uint32_t n_tensors;
@@ -113,6 +114,9 @@ struct lease {
     uint64_t claims_live, claims_shadow; /* from AttachHello, until they are checked */
     uint64_t opened;                     /* live memory was being written with that version */
     uint64_t waits_for;                  /* see REFIT_EV_ATTACHED */
+    uint32_t waits_push;                 /* the push that `waits_for` belongs to */
+    bool again;                          /* see REFIT_EV_ATTACHED */
+    uint64_t published_before;           /* … as `published` */
     uint64_t held, applied;              /* by the decider's last word */
     bool torn;                           /* live memory is partly written */
     bool asleep; /* it has no memory: what is still mapped is let go as soon as nothing uses it */

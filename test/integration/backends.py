@@ -70,6 +70,7 @@ FILES = {
     "test_operator.py": File(without={
         "Status.test_strangers_are_counted_where_they_came_and_seen_from_everywhere": PORT}),
     "test_python.py": EVERYWHERE,
+    "test_python_push.py": EVERYWHERE,
     "test_refit.py": EVERYWHERE,
     "test_refusals.py": EVERYWHERE,
     "test_reshardctl.py": EVERYWHERE,

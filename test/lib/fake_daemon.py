@@ -125,8 +125,9 @@ def services(state, pb, grpc_pb, grpc):
             context.abort(grpc.StatusCode.NOT_FOUND, f"worker {number:016x} is not attached")
         return w
 
-    def tell(w, kind, version, reason=""):
-        w["events"].put(pb.AttachEvent(**{kind: pb.AttachEvent.VersionEvent(version=version, attempt=1, reason=reason)}))
+    def tell(w, kind, version, reason="", withdrawn=False):
+        w["events"].put(pb.AttachEvent(**{kind: pb.AttachEvent.VersionEvent(version=version, attempt=1, reason=reason,
+                                                                            withdrawn=withdrawn)}))
 
     def step(model, version):
         """Commits what has all it needs. Under the lock."""
@@ -192,7 +193,7 @@ def services(state, pb, grpc_pb, grpc):
                                              accepted=0, automatic=hello.accept_automatically, applied=hello.live_version,
                                              asleep=hello.asleep, context=context)
             state.log(call="Attach", model=hello.model, rank=hello.rank, pieces=pieces, live=hello.live_version,
-                      shadow=hello.shadow_version, segments=len(hello.segments))
+                      shadow=hello.shadow_version, segments=len(hello.segments), push=hello.push, again=hello.again)
             context.add_callback(lambda: events.put(None))
             threading.Thread(target=lambda: (collections.deque(quietly(requests), 0), events.put(None)), daemon=True).start()
             yield pb.AttachEvent(attached=pb.Attached(worker=number, daemon_incarnation=state.incarnation, grace_ms=1000,
@@ -216,8 +217,14 @@ def services(state, pb, grpc_pb, grpc):
             with lock:
                 w["published"] = r.version
                 step(w["model"], r.version)
-            state.log(call="Publish", version=r.version, expected={e.tensor: e.fingerprint for e in r.expected})
+            state.log(call="Publish", version=r.version, expected={e.tensor: e.fingerprint for e in r.expected}, push=r.push)
             return pb.PublishReply(publication=1)
+
+        def Withdraw(self, r, context):
+            caller(context)
+            tell(worker(context, r.worker), "source_released", r.version)
+            state.log(call="Withdraw", version=r.version, push=r.push, reason=r.reason, again=r.again)
+            return pb.WithdrawReply()
 
         def Submit(self, r, context):
             caller(context)
@@ -282,6 +289,9 @@ def services(state, pb, grpc_pb, grpc):
                 for w in state.workers.values():
                     if r.name == "late" and w["model"] == r.model:
                         tell(w, "accept_requested", r.version)
+                    if r.name == "refused" and w["model"] == r.model:
+                        tell(w, "aborted", r.version, "a peer was refused", withdrawn=True)
+                        tell(w, "source_released", r.version)
             state.log(call="Mark", name=r.name, version=r.version)
             return pb.MarkReply()
 

@@ -64,10 +64,10 @@ static uint64_t rnd_past(uint64_t *s)
 /* --- messages -------------------------------------------------------------------------------------- */
 
 static const enum refit_event_type report_events[] = {
-    REFIT_EV_ATTACHED, REFIT_EV_LEFT,     REFIT_EV_SLEPT,    REFIT_EV_PUBLISHED,
-    REFIT_EV_READY,    REFIT_EV_VERDICT,  REFIT_EV_APPLY,    REFIT_EV_APPLIED,
-    REFIT_EV_MARK,     REFIT_EV_PREPARED, REFIT_EV_PROGRESS, REFIT_EV_STAGED,
-    REFIT_EV_FAILED,   REFIT_EV_QUIESCED, REFIT_EV_NODE_UP,  REFIT_EV_NODE_LOST};
+    REFIT_EV_ATTACHED, REFIT_EV_LEFT,     REFIT_EV_SLEPT,   REFIT_EV_PUBLISHED, REFIT_EV_READY,
+    REFIT_EV_VERDICT,  REFIT_EV_APPLY,    REFIT_EV_APPLIED, REFIT_EV_WITHDRAW,  REFIT_EV_MARK,
+    REFIT_EV_PREPARED, REFIT_EV_PROGRESS, REFIT_EV_STAGED,  REFIT_EV_FAILED,    REFIT_EV_QUIESCED,
+    REFIT_EV_NODE_UP,  REFIT_EV_NODE_LOST};
 enum { N_REPORT_EVENTS = sizeof report_events / sizeof *report_events };
 
 static const struct publication_print *rnd_prints(uint64_t *s, struct pool *pool, uint32_t *n)
@@ -126,6 +126,9 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
         ev->attached.shadow = random_next(s);
         ev->attached.torn = rnd(s, 2) != 0;
         ev->attached.waits_for = random_next(s);
+        ev->attached.push = (uint32_t)random_next(s);
+        ev->attached.again = rnd(s, 2) != 0;
+        ev->attached.published = random_next(s);
         ev->attached.uncommitted = random_next(s);
         ev->attached.uncommitted_content = random_next(s);
         ev->attached.tells_memory = rnd(s, 2) != 0;
@@ -141,6 +144,13 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
     case REFIT_EV_SLEPT:
         ev->left.worker = random_next(s);
         break;
+    case REFIT_EV_WITHDRAW:
+        ev->withdraw.worker = random_next(s);
+        ev->withdraw.version = random_next(s);
+        ev->withdraw.push = (uint32_t)random_next(s);
+        ev->withdraw.again = rnd(s, 2) != 0;
+        ev->withdraw.reason = rnd_text(s, pool);
+        break;
     case REFIT_EV_LEFT:
         ev->left.worker = random_next(s);
         ev->left.for_good = rnd(s, 2) != 0;
@@ -148,6 +158,7 @@ static void rnd_event(uint64_t *s, struct pool *pool, struct node_report *r)
         break;
     case REFIT_EV_PUBLISHED:
         ev->published.worker = random_next(s);
+        ev->published.push = (uint32_t)random_next(s);
         ev->published.version = random_next(s);
         ev->published.publication = random_next(s);
         r->has_prints = rnd(s, 3) != 0;
@@ -289,7 +300,7 @@ static void rnd_order(uint64_t *s, struct pool *pool, struct node_order *o)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         *numbers[i] = random_next(s);
     o->phase = (enum refit_phase)rnd(s, REFIT_N_PHASES);
-    o->tell = (enum refit_tell)rnd(s, REFIT_TELL_SOURCE_RELEASED + 1);
+    o->tell = (enum refit_tell)rnd(s, REFIT_TELL_WITHDRAWN + 1);
     o->code = -(int)rnd(s, 22);
     o->text = rnd_text(s, pool);
     if (o->type != NODE_ORDER_PREPARE)
@@ -420,9 +431,9 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
                    ev->attached.rank, ev->attached.receive, ev->attached.accept_automatically,
                    ev->attached.live, ev->attached.shadow, ev->attached.torn,
                    ev->attached.waits_for);
-        buf_printf(b, "%" PRIu64 " %" PRIu64 " %d %d ", ev->attached.uncommitted,
-                   ev->attached.uncommitted_content, ev->attached.tells_memory,
-                   ev->attached.asleep);
+        buf_printf(b, "%" PRIu64 " %" PRIu64 " %d %d %u %d %" PRIu64 " ", ev->attached.uncommitted,
+                   ev->attached.uncommitted_content, ev->attached.tells_memory, ev->attached.asleep,
+                   ev->attached.push, ev->attached.again, ev->attached.published);
         say_hex(b, r->layout, 16);
         buf_printf(b, "%u %d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, r->device, r->pid,
                    r->segment_bytes, r->live_fold, r->shadow_fold, r->opened);
@@ -430,12 +441,18 @@ static void say_event(struct buf *b, const struct node_report *r, uint64_t shift
     case REFIT_EV_SLEPT:
         buf_printf(b, "%" PRIu64, ev->left.worker);
         break;
+    case REFIT_EV_WITHDRAW:
+        buf_printf(b, "%" PRIu64 " %" PRIu64 " %u %d '%s'", ev->withdraw.worker,
+                   ev->withdraw.version, ev->withdraw.push, ev->withdraw.again,
+                   ev->withdraw.reason);
+        break;
     case REFIT_EV_LEFT:
         buf_printf(b, "%" PRIu64 " %d '%s'", ev->left.worker, ev->left.for_good, ev->left.reason);
         break;
     case REFIT_EV_PUBLISHED:
-        buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %d ", ev->published.worker,
-                   ev->published.version, ev->published.publication, r->has_prints);
+        buf_printf(b, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %u %d ", ev->published.worker,
+                   ev->published.version, ev->published.publication, ev->published.push,
+                   r->has_prints);
         say_prints(b, r->prints, r->n_prints);
         say_prints(b, r->expected, r->n_expected);
         break;

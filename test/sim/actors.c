@@ -52,6 +52,28 @@ static void rehearses(struct world *w)
     submit(w, w->rehearsing, 1, ++w->last_request)->submit.rehearsal = true;
 }
 
+static void withdraws(struct world *w, uint64_t version)
+{
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        const struct worker *worker = &w->workers[i];
+        if (w->layouts[worker->layout].side != REFIT_SOURCE || !worker->attached)
+            continue;
+        struct refit_event ev = {
+            .type = REFIT_EV_WITHDRAW,
+            .cookie = UINT64_MAX,
+            .withdraw = {worker->id, version, 1, world_chance(w, 0.3), "its submit was refused"}};
+        node_report(w, worker->node, &ev);
+        return;
+    }
+}
+
+/* A push that nobody submits: who submits gives it up, if its word gets through, or else goes on to the next. */
+static void gives_up(struct world *w)
+{
+    publish_all(w, w->newest_asked + 1);
+    withdraws(w, w->newest_asked + 1);
+}
+
 /* In the calm: what is lost (a coordinator that died with it) is asked again. */
 static void insists(struct world *w)
 {
@@ -84,8 +106,12 @@ void trainer_acts(struct world *w)
         aborts(w);
     else if (dice < 90)
         marks(w);
-    else if (dice < 95)
+    else if (dice < 94)
         rehearses(w);
+    else if (dice < 97)
+        gives_up(w);
+    else if (dice < 98) /* whatever has become of it */
+        withdraws(w, w->newest_asked);
     else if (w->told_committed != 0) /* what is committed, once more: a newcomer may have it */
         publish_all(w, w->told_committed);
     if (++w->n_trainer_acts < w->max_trainer_acts)

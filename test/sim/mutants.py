@@ -446,4 +446,39 @@ SLEEP = [
     mutant("all-asleep-commit", "a version is not for sleepers alone", "sleep.c", "    if (n_awake == 0)\n", "    if (n_awake == UINT32_MAX)\n"),
 ]
 
-MUTANTS = COMMIT + ABORT + ATTEMPT + QUEUE + NODES + MEMBER + SIDE + WORKERS + SLEEP
+PUSH = [
+    mutant("withdrawn-kept", "who waits for a version that is withdrawn has its memory back", "push.c",
+           "    if (!open && (w->withdrawn || is_late(", "    if (!open && (is_late("),
+    mutant("withdrawn-under-way", "memory that an attempt may read is not given back by a withdrawal", "push.c",
+           "    if (!open && (w->withdrawn", "    if ((w->withdrawn"),
+    mutant("withdrawn-untold", "who waits for a version that is withdrawn, or publishes it later, hears of it", "push.c",
+           "    if (!w->withdrawn && is_noted(", "    if (w->gone && is_noted("),
+    mutant("next-push-withdrawn", "the next push is not withdrawn with the one before", "push.c",
+           "    return version == x->version && w->push <= x->push && w->id", "    return version == x->version && w->id"),
+    mutant("own-next-withdrawn", "who has withdrawn is not told by its own word", "push.c", " && w->id != x->by &&", " &&"),
+    mutant("next-life-withdrawn", "a trainer that has started again does not hear of its life before", "push.c",
+           "           (w->attached_ns <= x->at_ns || w->claimed == version);", "           (w->attached_ns <= x->at_ns || w->push != 0);"),
+    mutant("claims-not-withdrawn", "who waited before a restart hears of the withdrawal", "push.c",
+           "           (w->attached_ns <= x->at_ns || w->claimed == version);", "           w->attached_ns <= x->at_ns;"),
+    mutant("leaves-unnoticed", "who waits hears that a peer has left before the submit", "workers.c", "        push_worker_left(s, w);\n", ""),
+    mutant("leaves-after-the-submit", "a peer that leaves after the submit is waited for until the prepare deadline", "push.c",
+           "w->withdrawn || is_open(r, version))\n            continue;", "w->withdrawn)\n            continue;"),
+    mutant("missing-for-ever", "who is not there is waited for until the prepare deadline", "push.c",
+           "    if (s->ev->now_ns < at_ns) {", "    if (s->ev->now_ns < UINT64_MAX) {"),
+    mutant("overtaken-waits", "who waits for less than what is committed hears so", "push.c",
+           "    if (version < r->committed)\n        return step_text", "    if (version == 0)\n        return step_text"),
+    mutant("late-for-the-commit", "who publishes for a push that was committed without it has its memory back", "push.c",
+           "            w->push > v->push)\n            v->push = w->push;", "            w->push > v->push && w->gone)\n            v->push = w->push;"),
+    mutant("late-in-another-life", "the pushes of a trainer that has started since are others", "push.c",
+           " && w->attached_ns < v->submitted_ns &&", " &&"),
+    mutant("again-forgotten", "a restart knows that the committed version was submitted again", "restore.c",
+           "    v->submitted_again |= row->phase == REFIT_COMMITTED;\n", ""),
+    mutant("claim-was-no-publication", "who was released as it attached again holds up no peer", "workers.c",
+           "    w->published = version;\n    w->released = true;\n", "    w->released = true;\n"),
+    mutant("refused-again-releases", "a submit of the committed version that is refused ends no push", "side.c",
+           "            (w->push != 0 && !v->taken_again && differs == NULL)) /* who", "            (w->gone)) /* who"),
+    mutant("withdrawal-lost", "what was told while a stream was broken is told again", "workers.c",
+           "    push_begins(w, s->ev->attached.push, s->ev->now_ns);\n", ""),
+]
+
+MUTANTS = COMMIT + ABORT + ATTEMPT + QUEUE + NODES + MEMBER + SIDE + WORKERS + SLEEP + PUSH

@@ -21,7 +21,7 @@ enum { SEEDS = 2000 };
 
 struct totals {
     uint64_t worlds, steps, commits, aborts, crashes, answers, expels, no_memory, moved, reused,
-        fed, caught_up, rehearsed, silent, drained, harmed, wrong;
+        fed, caught_up, rehearsed, silent, drained, harmed, wrong, withdrawn;
 };
 
 static void add(struct totals *t, const struct world *w)
@@ -43,6 +43,7 @@ static void add(struct totals *t, const struct world *w)
     t->drained += w->n_drained;
     t->harmed += w->n_harmed;
     t->wrong += w->n_wrong;
+    t->withdrawn += w->n_withdrawn;
 }
 
 static uint64_t run_seed(uint64_t seed, uint64_t crash_at, bool trace, struct totals *t)
@@ -122,8 +123,9 @@ int main(int argc, char **argv)
     printf("     %llu transfers moved, %llu not again, %llu from receivers, %llu instances caught "
            "up\n",
            ULL(t.moved), ULL(t.reused), ULL(t.fed), ULL(t.caught_up));
-    printf("     %llu attempts with wrong bytes, %llu times a worker was not believed\n",
-           ULL(t.harmed), ULL(t.wrong));
+    printf("     %llu attempts with wrong bytes, %llu times a worker was not believed, %llu "
+           "times told of a withdrawal\n",
+           ULL(t.harmed), ULL(t.wrong), ULL(t.withdrawn));
     printf("%llu passed, 0 failed\n", ULL(t.worlds));
     return 0;
 }

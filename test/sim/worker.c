@@ -30,6 +30,11 @@ static void tell_memory(struct world *w, struct worker *worker, struct refit_eve
     ev->attached.tells_memory = again;
 }
 
+static uint32_t push_of(const struct worker *worker, uint64_t version)
+{
+    return worker->push_version == version ? worker->push : 0;
+}
+
 void worker_tells(struct world *w, uint32_t index, bool again)
 {
     struct worker *worker = &w->workers[index];
@@ -44,7 +49,10 @@ void worker_tells(struct world *w, uint32_t index, bool again)
                                           .receive = worker->receive,
                                           .accept_automatically = worker->automatic,
                                           .asleep = worker->asleep,
-                                          .waits_for = worker->awaits}};
+                                          .waits_for = worker->awaits,
+                                          .push = push_of(worker, worker->awaits),
+                                          .again = again,
+                                          .published = worker->published}};
     if (l->side == REFIT_DESTINATION)
         tell_memory(w, worker, &ev, again);
     node_report(w, worker->node, &ev);
@@ -54,7 +62,7 @@ static void memory_is_new(struct worker *worker)
 {
     memset(&worker->live, 0, sizeof worker->live);
     memset(&worker->shadow, 0, sizeof worker->shadow);
-    worker->published = worker->awaits = worker->salt = 0;
+    worker->published = worker->awaits = worker->salt = worker->push_version = 0;
 }
 
 /* By Sleep, which is answered once nothing uses the memory: then it wakes. */
@@ -143,6 +151,17 @@ static uint64_t salt_of(struct world *w, uint64_t version)
     return version * 1000 + v->flavour;
 }
 
+/* Most are of a push, some of the next one of the same version; who is asked to publish may not be pushing. */
+static void pushes(struct world *w, struct worker *worker, uint64_t version)
+{
+    if (worker->push_version != version) {
+        worker->push_version = version;
+        worker->push = version > w->newest_asked || world_chance(w, 0.7) ? 1 : 0;
+    } else if (worker->push != 0 && world_chance(w, 0.1)) {
+        worker->push++;
+    }
+}
+
 void worker_publishes(struct world *w, struct worker *worker, uint64_t version)
 {
     struct err e = {0};
@@ -172,11 +191,14 @@ void worker_publishes(struct world *w, struct worker *worker, uint64_t version)
         return; /* the coordinator died over it */
     worker->published = version;
     worker->publishing = true;
+    pushes(w, worker, version);
     worker_scribble(w, worker, salt_of(w, version));
-    struct refit_event ev = {
-        .type = REFIT_EV_PUBLISHED,
-        .cookie = UINT64_MAX,
-        .published = {.worker = worker->id, .version = version, .publication = worker->salt}};
+    struct refit_event ev = {.type = REFIT_EV_PUBLISHED,
+                             .cookie = UINT64_MAX,
+                             .published = {.worker = worker->id,
+                                           .version = version,
+                                           .publication = worker->salt,
+                                           .push = push_of(worker, version)}};
     node_report(w, worker->node, &ev);
 }
 
@@ -248,6 +270,9 @@ void worker_receives(struct world *w, const struct message *m)
             worker_scribble(w, worker, 0); /* it trains on */
         break;
     case REFIT_TELL_ABORTED:
+        break;
+    case REFIT_TELL_WITHDRAWN:
+        w->n_withdrawn++;
         break;
     }
 }

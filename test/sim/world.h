@@ -174,6 +174,8 @@ struct worker {
     struct memory live, shadow;
     uint64_t salt;             /* sources: of what they hold now; 0: scribbled over */
     uint64_t published;        /* sources: what they hold */
+    uint64_t push_version;     /* sources: what they have pushed last */
+    uint32_t push;             /* how often */
     uint64_t accepted_attempt; /* destinations: has said yes to it */
     uint64_t accepted_id;      /* as which */
     bool publishing;           /* its Publish is on its way */
@@ -268,7 +270,7 @@ struct world {
 
     /* Figures of a run. */
     uint64_t n_commits, n_aborts, n_crashes, n_answers, n_expels, n_no_memory, n_moved, n_reused,
-        n_fed, n_caught_up, n_rehearsed, n_silent, n_drained, n_harmed, n_wrong;
+        n_fed, n_caught_up, n_rehearsed, n_silent, n_drained, n_harmed, n_wrong, n_withdrawn;
 };
 
 /* world.c */

@@ -16,6 +16,7 @@
 
 #include "base/mem.h"
 #include "client/reshard.h"
+#include "client/worker.h"
 #include "test/lib/best_of.h"
 
 extern char **environ;
@@ -230,6 +231,97 @@ START_TEST(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_agai
     await_log("\"call\": \"Attach\", \"model\": \"m\", \"rank\": 0, \"pieces\": 2, \"live\": 0", 1);
     await_log("\"call\": \"Attach\", \"model\": \"m\", \"rank\": 0, \"pieces\": 2, \"live\": 3", 1);
     ck_assert_uint_eq(log_count("\"call\": \"memory\", \"kind\": 3"), 2);
+    rank_close(&trainer);
+    stop();
+}
+END_TEST
+
+/* Until so many wait to be taken; five seconds. */
+static void await_events(const struct rank *r, size_t n)
+{
+    size_t there = 0;
+    for (int i = 0; i < 500 && there < n; i++) {
+        pthread_mutex_lock(&r->worker->mutex);
+        there = r->worker->n_events;
+        pthread_mutex_unlock(&r->worker->mutex);
+        if (there < n)
+            (void)poll(NULL, 0, 10);
+    }
+    ck_assert_uint_eq(there, n);
+}
+
+START_TEST(a_publication_says_of_which_push_it_is_and_old_news_of_the_version_is_dropped)
+{
+    struct rank trainer = {0};
+    start();
+    rank_attach(&trainer, "m", RESHARD_SOURCE, false);
+    OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error));
+    for (int i = 0; i < 2; i++) {
+        reshard_push_begin(trainer.worker, 3);
+        OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error));
+    }
+    OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error)); /* a retry */
+    OK(reshard_mark(trainer.client, "m", 3, "refused", NULL, 0, &ok_error));
+    struct reshard_event ev = must_event(&trainer, RESHARD_EVENT_WITHDRAWN);
+    ck_assert_uint_eq(ev.version, 3);
+    ck_assert_str_eq(ev.reason, "a peer was refused");
+    /* Its release, and all of this, are about the push before: the next begins without them. */
+    OK(reshard_mark(trainer.client, "m", 2, "refused", NULL, 0, &ok_error));
+    OK(reshard_mark(trainer.client, "m", 3, "refused", NULL, 0, &ok_error));
+    OK(reshard_mark(trainer.client, "m", 4, "refused", NULL, 0, &ok_error));
+    (void)must_event(&trainer, RESHARD_EVENT_SOURCE_RELEASED); /* of 3, the first time */
+    ck_assert_uint_eq(must_event(&trainer, RESHARD_EVENT_WITHDRAWN).version, 2);
+    ck_assert_uint_eq(must_event(&trainer, RESHARD_EVENT_SOURCE_RELEASED).version, 2);
+    await_events(&trainer, 4);
+    reshard_push_begin(trainer.worker, 3);
+    ck_assert_uint_eq(must_event(&trainer, RESHARD_EVENT_WITHDRAWN).version, 4);
+    reshard_push_begin(trainer.worker, 4);
+    OK(reshard_publish(trainer.worker, 4, NULL, 0, 0, &ok_error));
+    await_log("\"version\": 4, \"expected\": {}, \"push\": 1", 1);
+    reshard_push_begin(trainer.worker, 3); /* the fourth, whatever was pushed meanwhile */
+    OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error));
+    await_log("\"version\": 3, \"expected\": {}, \"push\": 4", 1);
+    ck_assert_uint_eq(log_count("\"version\": 3, \"expected\": {}, \"push\": 0"), 1);
+    ck_assert_uint_eq(log_count("\"version\": 3, \"expected\": {}, \"push\": 1"), 1);
+    ck_assert_uint_eq(log_count("\"version\": 3, \"expected\": {}, \"push\": 2"), 2);
+    rank_close(&trainer);
+    stop();
+}
+END_TEST
+
+START_TEST(what_was_withdrawn_is_said_again_to_a_restarted_daemon_until_the_next_push)
+{
+    struct rank trainer = {0};
+    char reason[600];
+    memset(reason, 'r', sizeof reason);
+    (void)snprintf(reason, 8,
+                   "two\nlin"); /* not more than a daemon takes, on one line, whole characters */
+    reason[7] = 'e';
+    memcpy(reason + 511, "\xC3\xA9", 2); /* the 512th byte begins an é */
+    reason[sizeof reason - 1] = '\0';
+    start();
+    rank_attach(&trainer, "m", RESHARD_SOURCE, false);
+    reshard_push_begin(trainer.worker, 3);
+    OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error));
+    OK(reshard_withdraw(trainer.worker, 3, reason, 0, &ok_error));
+    await_log("\"call\": \"Withdraw\", \"version\": 3, \"push\": 1, \"reason\": \"two line", 1);
+    ck_assert_uint_eq(log_count("\"again\": false"), 2); /* the attach, and this */
+    ck_assert_ptr_null(strstr(log_text(), "\\u00e9"));   /* … which does not fit whole */
+    (void)must_event(&trainer, RESHARD_EVENT_SOURCE_RELEASED);
+    daemon_stop();
+    daemon_start();
+    await_log("\"call\": \"Withdraw\", \"version\": 3, \"push\": 1, \"reason\": \"two line", 2);
+    (void)must_event(&trainer, RESHARD_EVENT_REATTACHED);
+    await_log("\"again\": true", 2); /* the attach, and that */
+    (void)must_event(&trainer, RESHARD_EVENT_SOURCE_RELEASED);
+    reshard_push_begin(trainer.worker, 4);
+    OK(reshard_publish(trainer.worker, 4, NULL, 0, 0, &ok_error));
+    daemon_stop();
+    daemon_start();
+    await_log("\"live\": 4, \"shadow\": 0, \"segments\": 1, \"push\": 1, \"again\": true", 1);
+    OK(reshard_publish(trainer.worker, 5, NULL, 0, 0,
+                       &ok_error)); /* behind whatever an attach says */
+    ck_assert_uint_eq(log_count("\"call\": \"Withdraw\""), 2);
     rank_close(&trainer);
     stop();
 }
@@ -509,6 +601,8 @@ END_TEST
 #define TESTS(X)                                                                                   \
     X(a_version_goes_from_publish_to_commit_and_apply)                                             \
     X(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_again)                      \
+    X(a_publication_says_of_which_push_it_is_and_old_news_of_the_version_is_dropped)               \
+    X(what_was_withdrawn_is_said_again_to_a_restarted_daemon_until_the_next_push)                  \
     X(who_sleeps_does_not_hold_what_it_is_asked_to_accept)                                         \
     X(a_slow_daemon_is_waited_for_and_gets_each_segment_once)                                      \
     X(an_idle_worker_attaches_again_by_itself)                                                     \

@@ -39,6 +39,9 @@ struct bed {
     uint64_t next_cookie;
     bool torn; /* what the next attach says beside its arguments */
     uint64_t waits_for;
+    uint32_t waits_push;
+    bool again;
+    uint64_t published;
 };
 
 static inline void note(struct bed *b, const struct refit_action *a)
@@ -258,9 +261,15 @@ static inline uint64_t attach(struct bed *b, struct attach a)
                                               .live = a.live,
                                               .shadow = a.shadow,
                                               .torn = b->torn,
-                                              .waits_for = b->waits_for}});
+                                              .waits_for = b->waits_for,
+                                              .push = b->waits_push,
+                                              .again = b->again,
+                                              .published = b->published}});
     b->torn = false;
     b->waits_for = 0;
+    b->waits_push = 0;
+    b->again = false;
+    b->published = 0;
     return cookie;
 }
 
@@ -313,7 +322,7 @@ static inline void submit_min(struct bed *b, uint64_t version, const char *id, u
 static inline void publish(struct bed *b, uint64_t worker, uint64_t version, uint64_t publication)
 {
     step(b, (struct refit_event){.type = REFIT_EV_PUBLISHED,
-                                 .published = {worker, version, publication}});
+                                 .published = {worker, version, publication, 0}});
 }
 
 static inline void planned(struct bed *b)

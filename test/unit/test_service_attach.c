@@ -347,7 +347,7 @@ static int publish_version(struct lease *l, struct call *x, uint64_t version,
 {
     struct err e = {0};
     *x = (struct call){.waiter.done = on_call_done};
-    return lease_publish(l, version, NULL, expected, expected != NULL, &x->waiter, &e);
+    return lease_publish(l, version, 0, NULL, expected, expected != NULL, &x->waiter, &e);
 }
 
 /* Its own try again after a broken session or connection must not be what it is refused for. */

@@ -79,6 +79,7 @@ static const struct {
     {"Refit/GetCommitted", ""}, {"Refit/WatchCommitted", ""}, {"Admin/Status", ""},
     {"Admin/Versions", "o"},    {"Admin/Timeline", "o"},      {"Admin/Abort", "o"},
     {"Admin/Evict", "o"},       {"Admin/Drain", "o"},         {"Refit/Sleep", "ti"},
+    {"Refit/Withdraw", "t"},
 };
 
 START_TEST(every_method_takes_the_roles_that_the_settings_tell)

@@ -89,6 +89,8 @@ _CALLS = {
     "event_name": (c_char_p, c_int),
     "publish": (c_int, _P, c_uint64, POINTER(expected), c_size_t, c_uint32, _E),
     "publish_after": (c_int, _P, c_uint64, c_void_p, POINTER(expected), c_size_t, c_uint32, _E),
+    "push_begin": (None, _P, c_uint64),
+    "withdraw": (c_int, _P, c_uint64, c_char_p, c_uint32, _E),
     "ready": (c_int, _P, c_uint64, c_uint32, _E),
     "accept": (c_int, _P, c_uint64, c_uint64, c_uint32, _E),
     "reject": (c_int, _P, c_uint64, c_uint64, c_char_p, c_uint32, _E),

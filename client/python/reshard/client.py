@@ -24,6 +24,7 @@ _VERIFIES = {None: 0, "off": 1, "sampled": 2, "full": 3}
 _STRATEGIES = {None: 0, "reshard": 1, "direct": 2, "gather-broadcast": 3}
 _UNTIL = {"released": 1, "committed": 2, "final": 3}
 _SLICE_S = 0.2  # a wait for events is cut so, that an interrupt is heard
+_WITHDRAW_S = 5.0  # who raises does not wait longer for its peers' sake
 _NO_DEVICE = 2**32 - 1
 
 
@@ -176,7 +177,7 @@ def _native_pieces(pieces: Sequence[Piece]):
 @dataclasses.dataclass(frozen=True)
 class Event:
     """What the daemon tells a worker: publish_requested, ready_requested, accept_requested, committed, aborted,
-    source_released, evicted, reattached (see reshard.h)."""
+    source_released, withdrawn, evicted, reattached (see reshard.h)."""
     type: str
     version: int
     attempt: int
@@ -499,10 +500,31 @@ class Worker:
         "read" or "committed". An attempt that is aborted before that is published (and submitted) again, by every worker of the
         side, `attempts` times in all; then Aborted. After the loss of a daemon it publishes again where it is asked to.
         The newest committed version with the same content is nothing new: it returns when newcomers of now have been fed from it;
-        with other weights it is AlreadyExists. Where the submit is refused, the worker that submits raises at once; the others
-        wait until the timeout is over.
+        with other weights it is AlreadyExists. Where the worker that submits raises (its submit is refused, …), it withdraws the
+        version, and the others raise Aborted (AlreadyExists, where it is committed) at once with its reason; where another's
+        submission of that version is on its way, when that has ended. So do all where one of them leaves before the submit; where one is not there, when the daemon's
+        prepare timeout is over. Every worker calls it equally often for a version.
         Client.wait tells whether the version was committed, too."""
-        end, last = time.monotonic() + timeout, 0
+        native.get("push_begin", self._open, version)
+        try:
+            self._push(version, submit, attempts, time.monotonic() + timeout)
+        except BaseException as e:
+            if submit:
+                self._give_up(version, e)
+            raise
+
+    def withdraw(self, version: int, reason: str = "", timeout: Optional[float] = None) -> None:
+        """Gives a version up for the whole side: pushes of it by the other workers end with this reason. What is on its way for it
+        goes on. push does so by itself."""
+        native.call("withdraw", self._open, version, reason.encode(errors="replace"), _ms(timeout))
+
+    def _give_up(self, version: int, why: BaseException) -> None:
+        """What can't be said now (no daemon, no lease) the others hear by the end of this worker's lease."""
+        with contextlib.suppress(errors.Error):
+            self.withdraw(version, str(why) or type(why).__name__, _WITHDRAW_S)
+
+    def _push(self, version: int, submit: Union[bool, Dict], attempts: int, end: float) -> None:
+        last = 0
         for left in reversed(range(attempts)):
             over = None if submit else self._over_without(version, last)
             if over is None:
@@ -523,6 +545,8 @@ class Worker:
         while last != 0 and (e := self.next_event(0)) is not None:
             if e.type == "evicted":
                 raise self._evicted(e)
+            if e.type == "withdrawn" and e.version == version:
+                raise self._withdrawn(e)
             if e.type == "aborted" and e.version == version and e.attempt > last:
                 return e
         return None
@@ -536,7 +560,7 @@ class Worker:
     def _released(self, version: int, end: float) -> Optional[Event]:
         """Waits for the release. None, or the abort that it follows. An abort may be older than the publication: of an attempt
         that this worker had not published for yet, which releases nothing."""
-        aborted, lost = None, False
+        aborted, withdrawn, lost = None, None, False
         while True:
             e = self.next_event(max(0, end - time.monotonic()))
             if e is None:
@@ -551,8 +575,16 @@ class Worker:
                 self.publish(version, timeout=max(0.001, end - time.monotonic()))
             elif e.type == "aborted":
                 aborted = e
+            elif e.type == "withdrawn":
+                withdrawn = e
             elif e.type == "source_released":
+                if withdrawn is not None:
+                    raise self._withdrawn(withdrawn)
                 return aborted if aborted is not None and e.attempt <= aborted.attempt else None
+
+    def _withdrawn(self, event: Event) -> errors.Error:
+        kind = errors.AlreadyExists if self._known_committed(event.version) else errors.Aborted
+        return kind(f"version {event.version} of {self.model} was withdrawn: {event.reason}")
 
     # ---- a destination ----
 
