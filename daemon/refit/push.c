@@ -2,7 +2,7 @@
  *
  * Who submits hears of a refusal by itself. The others hear that the version is withdrawn, with the reason, where
  *   a worker of the source says so (WITHDRAW): its Submit was refused, or it failed before; at once
- *   a worker of the source leaves before it was submitted: at once
+ *   a worker of the source leaves before it was submitted: at once (not where its daemon was restarted: its process may be back)
  *   one is not there when the prepare deadline has passed since they published
  *   a newer version is committed
  * and SOURCE_RELEASED behind it, as soon as nothing can read their memory for that version. Whoever else submits it, or is

@@ -509,6 +509,9 @@ struct refit_event {
             bool for_good; /* it said goodbye, or an operator evicted it: nobody waits for it any
                               more */
             const char *reason;
+            /* Its node came back without it: its daemon was restarted. Its process may attach anew and go on with
+             * its push. */
+            bool may_return;
         } left; /* replied: 0, RS_ENOTFOUND */
         struct {
             uint64_t worker;

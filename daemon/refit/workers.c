@@ -475,7 +475,8 @@ void workers_left(struct step *s)
         r->epoch_stale = true;
         workers_applying_ends(s, w, "the worker's lease is over");
         attempt_worker_lost(s, w, step_text(s, "left: %s", w->gone_reason));
-        push_worker_left(s, w);
+        if (!s->ev->left.may_return) /* else who does not is missed at the prepare deadline */
+            push_worker_left(s, w);
     }
     if (w->leaving)
         workers_unwant(r, w->layout);

@@ -178,6 +178,7 @@ void worker_missing_leave(struct decider *d, struct roster_entry *r)
     struct refit_event ev = {.type = REFIT_EV_LEFT,
                              .left = {.worker = r->worker,
                                       .for_good = false,
+                                      .may_return = true,
                                       .reason = "its node came back without it"}};
     roster_remove(r);
     (void)decider_event(d, &ev);

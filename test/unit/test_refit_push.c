@@ -240,6 +240,50 @@ START_TEST(a_worker_that_leaves_before_the_submit_ends_the_push_of_its_peers)
 }
 END_TEST
 
+static void loses_its_daemon(struct bed *b, uint64_t worker_id)
+{
+    step(b, (struct refit_event){.type = REFIT_EV_LEFT,
+                                 .left = {.worker = worker_id,
+                                          .may_return = true,
+                                          .reason = "its node came back without it"}});
+}
+
+START_TEST(a_worker_whose_daemon_was_restarted_attaches_anew_and_the_push_goes_on)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    pushes(&b, 1, 1, 1);
+    pushes(&b, 2, 1, 1);
+    loses_its_daemon(&b, 1);
+    hears_nothing(&b, 2);
+    b.again = true;
+    b.waits_for = 1;
+    b.waits_push = 1;
+    attach_source(&b, 31, 0);
+    hears_nothing(&b, 2);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "a", 1)), 0);
+    ck_assert_ptr_nonnull(hears(&b, 31, REFIT_TELL_PUBLISH_REQUESTED));
+    pushes(&b, 31, 1, 1);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(
+    a_worker_whose_daemon_was_restarted_and_that_stays_away_is_missed_at_the_prepare_deadline)
+{
+    struct bed b;
+    usual(&b, REFIT_STAGED_RECEIVE, true);
+    pushes(&b, 2, 1, 1);
+    loses_its_daemon(&b, 1);
+    tick(&b, 59990);
+    hears_nothing(&b, 2);
+    tick(&b, 10);
+    hears_the_end(&b, 2, "train/rank 0 left: its node came back without it");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_worker_that_leaves_after_the_submit_ends_nothing_but_the_attempt)
 {
     struct bed b;
@@ -563,6 +607,8 @@ END_TEST
     X(who_waits_for_what_another_submitted_hears_of_the_withdrawal_where_that_is_aborted)          \
     X(a_submit_of_the_committed_version_with_other_options_gives_no_push_its_memory)               \
     X(a_worker_that_leaves_before_the_submit_ends_the_push_of_its_peers)                           \
+    X(a_worker_whose_daemon_was_restarted_attaches_anew_and_the_push_goes_on)                      \
+    X(a_worker_whose_daemon_was_restarted_and_that_stays_away_is_missed_at_the_prepare_deadline)   \
     X(a_worker_that_leaves_after_the_submit_ends_nothing_but_the_attempt)                          \
     X(who_is_not_there_is_waited_for_until_the_prepare_deadline)                                   \
     X(who_comes_back_in_time_is_not_missed)                                                        \

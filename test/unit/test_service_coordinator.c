@@ -163,6 +163,40 @@ START_TEST(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_oth
 }
 END_TEST
 
+static void push(uint32_t rank, uint64_t version)
+{
+    struct node_report r = event_of(REFIT_EV_PUBLISHED);
+    publish(rank, version);
+    r.event.published.worker = 100 * TRAINER + rank;
+    r.event.published.version = version;
+    r.event.published.push = 1;
+    coordinator_report(w.c, TRAINER, &r);
+}
+
+/* Its process is there all the same, and may go on: what its peers have published is not given up. */
+START_TEST(a_source_whose_daemon_was_restarted_does_not_end_the_push_of_its_peers)
+{
+    world_open();
+    for (uint32_t node = TRAINER; node <= ROLLOUT; node++)
+        node_comes(node);
+    attach(TRAINER, 0);
+    attach(TRAINER, 1);
+    push(0, 1);
+    push(1, 1);
+    const struct decider *d = decider_find(w.c, "m");
+    ck_assert_uint_eq(refit_find_worker(d->refit, 100 * TRAINER + 1)->push, 1);
+    coordinator_node_gone(w.c, TRAINER, false, "its daemon was started anew");
+    struct node_report again = attached_of(TRAINER, 1);
+    again.event.attached.tells_memory = true;
+    coordinator_report(w.c, TRAINER, &again);
+    node_comes(TRAINER);
+    ck_assert_ptr_null(roster_find(d, 100 * TRAINER));
+    const struct refit_worker *peer = refit_find_worker(d->refit, 100 * TRAINER + 1);
+    ck_assert(peer->published == 1 && !peer->withdrawn && !peer->released);
+    world_close();
+}
+END_TEST
+
 /* The answer to a wake is lost with the session: the node has not got the new worker, and tells of the sleeper. */
 START_TEST(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)
 {
@@ -333,6 +367,7 @@ END_TEST
     X(a_watcher_hears_of_the_last_bytes_that_landed)                                               \
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                    \
+    X(a_source_whose_daemon_was_restarted_does_not_end_the_push_of_its_peers)                      \
     X(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)                                              \
     X(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)                   \
     X(what_was_never_compared_is_compared_when_its_node_tells_of_it_again)                         \
