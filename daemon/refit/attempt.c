@@ -550,6 +550,7 @@ void attempt_release_sources(struct step *s, struct refit_version *v)
         if (w->layout->side != REFIT_SOURCE || (!held && w->claimed != v->version))
             continue;
         w->released |= held;
+        w->released_ns = held ? s->ev->now_ns : w->released_ns;
         w->claimed = w->claimed == v->version ? 0 : w->claimed;
         step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v, "");
     }

@@ -225,7 +225,7 @@ void push_worker_left(struct step *s, const struct refit_worker *left);
 /* Each step: tells and releases those who wait in vain. */
 void push_settle(struct step *s);
 /* A source has published (or says that it had) as part of its push of that number; 0: of none. */
-void push_begins(struct refit_worker *w, uint32_t push, uint64_t now_ns);
+void push_begins(struct refit_worker *w, uint64_t version, uint32_t push, uint64_t now_ns);
 /* This version is going to be tried: for the pushes that stand. */
 void push_submitted(const struct refit *r, struct refit_version *v);
 /* Withdrawn, and not released though nothing reads it any more: never, after a step. */

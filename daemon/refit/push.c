@@ -76,12 +76,21 @@ static void tell(struct step *s, struct refit_worker *w, uint64_t version, const
     step_tell(s, w, REFIT_TELL_WITHDRAWN, v == NULL ? &bare : v, reason);
 }
 
+/* When the last push of this worker of that version ended: who has begun one since has begun the next. REFIT_NEVER: it is not
+ * over. */
+static uint64_t over_since(const struct refit_worker *w, uint64_t version)
+{
+    bool over = w->published == version && w->released && w->released_ns != 0;
+    return over ? w->released_ns : REFIT_NEVER;
+}
+
 /* What stands is withdrawn whatever its number, of which a process that has started again knows nothing: who waits now can't
  * get what it waits for. */
-static uint32_t newest_push(const struct refit *r, uint64_t version, uint32_t push)
+static uint32_t newest_push(const struct refit *r, uint64_t version, uint32_t push,
+                            uint64_t until_ns)
 {
     foreach_worker (w, r)
-        if (waits_for(w) == version && w->push > push)
+        if (waits_for(w) == version && w->push > push && w->push_since_ns <= until_ns)
             push = w->push;
     return push;
 }
@@ -113,7 +122,7 @@ void push_withdraw(struct step *s)
     const char *text = step_text(s, "%s has given it up: %.700s", worker_name(s, w), why);
     uint32_t push = ev->withdraw.push == 0 ? 1 : ev->withdraw.push;
     if (!ev->withdraw.again)
-        push = newest_push(r, version, push);
+        push = newest_push(r, version, push, over_since(w, version));
     note(s, version, push, w->id, text);
     step_reply(s, ev->cookie, 0, "");
 }
@@ -188,6 +197,7 @@ static void release(struct step *s, struct refit_worker *w, uint64_t version)
     if (v != NULL && !w->withdrawn && published_differs(s->r, v))
         step_tell(s, w, REFIT_TELL_ABORTED, v, published_differs_text(s, v));
     w->released = true;
+    w->released_ns = s->ev->now_ns;
     w->claimed = 0;
     step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v == NULL ? &bare : v, "");
 }
@@ -229,8 +239,11 @@ void push_settle(struct step *s)
 
 /* --- what goes on ------------------------------------------------------------------------------- */
 
-void push_begins(struct refit_worker *w, uint32_t push, uint64_t now_ns)
+void push_begins(struct refit_worker *w, uint64_t version, uint32_t push, uint64_t now_ns)
 {
+    if (w->push_version != version || w->push != push)
+        w->push_since_ns = now_ns;
+    w->push_version = version;
     w->push = push;
     w->push_ns = now_ns;
     w->withdrawn = false;

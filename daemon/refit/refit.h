@@ -233,10 +233,12 @@ struct refit_worker {
     uint64_t publication;  /* of `published` */
     uint64_t published_ns; /* when; 0: to an earlier start or lease */
     bool released;         /* `published` may have been overwritten since */
+    uint64_t released_ns;  /* when it was told so last; 0: never */
     uint64_t claimed;      /* published to an earlier start or lease; it waits for the release */
     /* The number of its push of `published` (or `claimed`) that this belongs to; 0: of none, nobody waits. See push.c */
     uint32_t push;
-    uint64_t push_ns;     /* since when it waits */
+    uint64_t push_ns;                     /* since when it waits */
+    uint64_t push_version, push_since_ns; /* of what `push` is, and when it was first heard of */
     uint64_t attached_ns; /* when this lease began; 0: its process has had one before */
     bool withdrawn;       /* it has been told, or has said itself, that this push is given up */
     /* destinations */

@@ -149,6 +149,7 @@ static void release_again(struct step *s, const struct refit_version *v)
         if (differs != NULL)
             step_tell(s, w, REFIT_TELL_ABORTED, v, differs);
         w->released = true;
+        w->released_ns = s->ev->now_ns;
         step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v, "");
     }
 }

@@ -368,7 +368,7 @@ static void tell_missed(struct step *s, struct refit_worker *w)
         w->withdrawn = false; /* told again, where it is */
         return;
     }
-    push_begins(w, s->ev->attached.push, s->ev->now_ns);
+    push_begins(w, waits_for, s->ev->attached.push, s->ev->now_ns);
     if (!release_is_past(r, waits_for)) {
         w->claimed = waits_for;
         return;
@@ -542,10 +542,10 @@ void workers_published(struct step *s)
         w->published_ns = ev->now_ns;
         w->released = false;
         w->claimed = 0;
-        push_begins(w, ev->published.push, ev->now_ns);
+        push_begins(w, w->published, ev->published.push, ev->now_ns);
         attempt_mark_published(s, w);
     } else if (ev->published.push > w->push) {
-        push_begins(w, ev->published.push, ev->now_ns);
+        push_begins(w, w->published, ev->published.push, ev->now_ns);
     }
     step_reply_values(s, ev->cookie, w->published, 0, REFIT_NONE, w->publication);
 }

@@ -106,6 +106,46 @@ START_TEST(who_has_begun_its_next_push_first_hears_of_that_one)
 }
 END_TEST
 
+/* Version 1 is aborted, having been published by both. */
+static void aborted_once(struct bed *b, uint32_t push_of_1, uint32_t push_of_2)
+{
+    usual(b, REFIT_STAGED_RECEIVE, true);
+    pushes(b, 1, 1, push_of_1);
+    ck_assert_int_eq(code(b, submit(b, 1, "a", 1)), 0);
+    pushes(b, 2, 1, push_of_2);
+    (void)abort_version(b, 1);
+    ck_assert(worker(b, 1)->released && worker(b, 2)->released);
+    tick(b, 1);
+}
+
+START_TEST(a_withdrawal_that_comes_late_is_of_the_push_that_was_aborted_and_not_of_the_next)
+{
+    struct bed b;
+    aborted_once(&b, 1, 1);
+    pushes(&b, 2, 1, 2); /* it has given up its first by itself, and pushes again */
+    (void)withdraws(&b, 1, 1, 1, false);
+    hears_nothing(&b, 2);
+    pushes(&b, 1, 1, 2);
+    hears_nothing(&b, 1);
+    ck_assert_int_eq(code(&b, submit(&b, 1, "b", 1)), 0);
+    ck_assert_int_eq(phase(&b, 1), REFIT_SUBMITTED);
+    ck_assert_ptr_nonnull(did(&b, REFIT_DO_PLAN));
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_withdrawal_of_who_counts_anew_reaches_a_peer_that_has_published_for_a_retry)
+{
+    struct bed b;
+    aborted_once(&b, 1, 2);
+    pushes(&b, 2, 1, 2); /* the same push, once more */
+    hears_nothing(&b, 2);
+    (void)withdraws(&b, 1, 1, 1, false);
+    hears_the_end(&b, 2, "its options are wrong");
+    bed_close(&b);
+}
+END_TEST
+
 START_TEST(a_trainer_that_has_started_again_hears_nothing_of_its_life_before)
 {
     struct bed b;
@@ -599,6 +639,8 @@ END_TEST
     X(the_others_hear_at_once_that_the_version_is_withdrawn_and_why)                               \
     X(who_publishes_after_the_withdrawal_hears_of_it_too_once)                                     \
     X(who_has_begun_its_next_push_first_hears_of_that_one)                                         \
+    X(a_withdrawal_that_comes_late_is_of_the_push_that_was_aborted_and_not_of_the_next)            \
+    X(a_withdrawal_of_who_counts_anew_reaches_a_peer_that_has_published_for_a_retry)               \
     X(a_trainer_that_has_started_again_hears_nothing_of_its_life_before)                           \
     X(a_refused_submit_says_nothing_of_the_push)                                                   \
     X(what_is_not_of_a_push_is_not_withdrawn)                                                      \
