@@ -163,13 +163,22 @@ static const char *missing(struct step *s, const struct refit_layout *l)
     return NULL;
 }
 
+/* Of one layout, and looked for once in a pass: a thousand ranks may wait for the same one. */
+struct absent {
+    bool known;
+    const char *who; /* as `missing` */
+};
+
 /* NULL, or why this worker waits in vain for a version that nothing is done about. */
-static const char *in_vain(struct step *s, const struct refit_worker *w, uint64_t version)
+static const char *in_vain(struct step *s, const struct refit_worker *w, uint64_t version,
+                           struct absent *absent)
 {
     struct refit *r = s->r;
     if (version < r->committed)
         return step_text(s, "version %llu is committed", ULL(r->committed));
-    const char *who = missing(s, w->layout);
+    if (!absent->known)
+        *absent = (struct absent){true, missing(s, w->layout)};
+    const char *who = absent->who;
     if (who == NULL)
         return NULL;
     uint64_t at_ns = w->push_ns + (uint64_t)r->config.prepare_timeout_ms * MS;
@@ -202,7 +211,7 @@ static void release(struct step *s, struct refit_worker *w, uint64_t version)
     step_tell(s, w, REFIT_TELL_SOURCE_RELEASED, v == NULL ? &bare : v, "");
 }
 
-static void settle(struct step *s, struct refit_worker *w)
+static void settle(struct step *s, struct refit_worker *w, struct absent *absent)
 {
     const struct refit *r = s->r;
     uint64_t version = waits_for(w);
@@ -211,9 +220,9 @@ static void settle(struct step *s, struct refit_worker *w)
     bool open = is_open(r, version);
     const char *why = NULL;
     if (!w->withdrawn && is_noted(&r->withdrawn, w, version))
-        why = r->withdrawn.reason;
+        why = step_text(s, "%s", r->withdrawn.reason); /* it may be another's before this is told */
     else if (!w->withdrawn && !open)
-        why = in_vain(s, w, version);
+        why = in_vain(s, w, version, absent);
     if (why != NULL)
         tell(s, w, version, why);
     if (!open && (w->withdrawn || is_late(w, refit_find_version(r, version))))
@@ -223,9 +232,11 @@ static void settle(struct step *s, struct refit_worker *w)
 static void settle_all(struct step *s)
 {
     s->r->push_at_ns = REFIT_NEVER;
-    foreach_layout (l, s->r)
+    foreach_layout (l, s->r) {
+        struct absent absent = {0};
         for (uint32_t rank = 0; l->side == REFIT_SOURCE && rank < l->n_ranks; rank++)
-            settle(s, l->worker_of_rank[rank]);
+            settle(s, l->worker_of_rank[rank], &absent);
+    }
 }
 
 void push_settle(struct step *s)

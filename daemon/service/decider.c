@@ -48,6 +48,8 @@ static const char **event_text(struct refit_event *ev)
         return &ev->attached.layout_name;
     case REFIT_EV_LEFT:
         return &ev->left.reason;
+    case REFIT_EV_WITHDRAW:
+        return &ev->withdraw.reason;
     case REFIT_EV_VERDICT:
         return &ev->verdict.reason;
     case REFIT_EV_APPLIED:

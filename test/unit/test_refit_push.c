@@ -402,6 +402,25 @@ START_TEST(who_waits_for_less_than_what_is_committed_hears_so)
 }
 END_TEST
 
+START_TEST(who_hears_of_one_withdrawal_as_another_is_found_hears_its_own_reason)
+{
+    struct bed b;
+    bed_init(&b);
+    layout(&b, REFIT_SOURCE, "train", 4, 1);
+    node_up(&b, 0);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        attach_source(&b, 1 + rank, rank);
+    leave(&b, 4, false);
+    pushes(&b, 2, 1, 1);
+    pushes(&b, 3, 2, 1);    /* it counts otherwise */
+    b.now_ns += 60000 * MS; /* since they have waited for rank 3 */
+    (void)withdraws(&b, 1, 1, 1, false);
+    hears_the_end(&b, 2, "train/rank 0 has given it up: its options are wrong");
+    hears_the_end(&b, 3, "train/rank 3 left: process ended");
+    bed_close(&b);
+}
+END_TEST
+
 /* --- a publication in the moment in which a retry ends --- */
 
 /* Version 1 is in a second attempt that needs no trainer: one instance holds it whole. */
@@ -656,6 +675,7 @@ END_TEST
     X(who_comes_back_in_time_is_not_missed)                                                        \
     X(a_worker_on_a_node_that_was_expelled_is_missing)                                             \
     X(who_waits_for_less_than_what_is_committed_hears_so)                                          \
+    X(who_hears_of_one_withdrawal_as_another_is_found_hears_its_own_reason)                        \
     X(who_publishes_for_a_retry_that_was_committed_without_it_has_nothing_to_wait_for)             \
     X(a_trainer_that_has_started_since_waits_for_the_submit_of_its_own_push)                       \
     X(a_withdrawal_counts_that_comes_after_one_of_another_number_or_life)                          \

@@ -197,6 +197,32 @@ START_TEST(a_source_whose_daemon_was_restarted_does_not_end_the_push_of_its_peer
 }
 END_TEST
 
+START_TEST(a_withdrawal_that_comes_within_a_step_keeps_its_reason)
+{
+    char reason[] = "its options are wrong";
+    world_open();
+    for (uint32_t node = TRAINER; node <= ROLLOUT; node++)
+        node_comes(node);
+    attach(TRAINER, 0);
+    attach(TRAINER, 1);
+    push(1, 1);
+    struct decider *d = decider_find(w.c, "m");
+    struct refit_event ev = {
+        .type = REFIT_EV_WITHDRAW,
+        .withdraw = {.worker = 100 * TRAINER, .version = 1, .push = 1, .reason = reason}};
+    d->stepping = true;
+    ck_assert_int_eq(decider_event(d, &ev), 0);
+    d->stepping = false;
+    memset(reason, 'x', sizeof reason - 1); /* it was the call's */
+    ev = (struct refit_event){.type = REFIT_EV_TICK};
+    ck_assert_int_eq(decider_event(d, &ev), 0);
+    const struct got *g = expect(TRAINER, NODE_ORDER_TELL);
+    ck_assert_int_eq((int)g->o.tell, REFIT_TELL_WITHDRAWN);
+    ck_assert_msg(strstr(g->text, "its options are wrong") != NULL, "%s", g->text);
+    world_close();
+}
+END_TEST
+
 /* The answer to a wake is lost with the session: the node has not got the new worker, and tells of the sleeper. */
 START_TEST(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)
 {
@@ -368,6 +394,7 @@ END_TEST
     X(a_silent_node_ends_the_attempt_only_when_nothing_of_it_moves)                                \
     X(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_others)                    \
     X(a_source_whose_daemon_was_restarted_does_not_end_the_push_of_its_peers)                      \
+    X(a_withdrawal_that_comes_within_a_step_keeps_its_reason)                                      \
     X(a_sleeper_whose_wake_nobody_heard_of_sleeps_on)                                              \
     X(what_a_node_holds_whole_is_taken_for_a_committed_version_only_by_its_fold)                   \
     X(what_was_never_compared_is_compared_when_its_node_tells_of_it_again)                         \
