@@ -26,7 +26,7 @@
 #include "rpc/rpc.h"
 #include "rpc/rpc_link.h"
 
-#define PEER_PROTOCOL UINT32_C(3)
+#define PEER_PROTOCOL UINT32_C(4)
 enum { PEER_TOKEN_BYTES = 16, PEER_TOKEN_TEXT = 2 * PEER_TOKEN_BYTES + 1 };
 
 struct peer;
