@@ -23,7 +23,10 @@ struct node_report lease_report(const struct lease *l, enum refit_event_type typ
 int lease_publish(struct lease *l, uint64_t version, uint32_t push, const uint8_t *event,
                   const struct op_expected *expected, size_t n_expected, struct waiter *w,
                   struct err *e);
-/* Reports what it has published once more. */
+/* Its sources have been released, up to this version: the memory is its owner's again, and what was published of it is not
+ * reported any more. */
+void lease_publish_ends(struct lease *l, uint64_t version);
+/* Reports what it has published, and what has not been released since, once more. */
 void lease_publish_again(struct lease *l);
 /* The publish that is going on ends so. */
 void lease_publish_refuse(struct lease *l, int code, const char *text);

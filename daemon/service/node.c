@@ -101,6 +101,8 @@ static void on_tell(struct lease *l, const struct node_order *o)
                    : o->tell == REFIT_TELL_COMMITTED || o->tell == REFIT_TELL_ABORTED;
     if (end && o->version >= l->waits_for)
         l->waits_for = 0;
+    if (end)
+        lease_publish_ends(l, o->version);
     if (l->stream != NULL)
         l->stream->tell(l->stream, o->tell, o->version, o->attempt, o->text);
 }

@@ -46,7 +46,7 @@ static struct publication_print *prints_make(const struct lease *l, const struct
 /* cookie 0: nobody waits for the answer. */
 static int published_tell(struct lease *l, uint64_t cookie)
 {
-    const struct publication *p = l->published;
+    struct publication *p = l->published;
     struct node_report r = lease_report(l, REFIT_EV_PUBLISHED);
     uint32_t n = 0;
     struct publication_print *prints = p->fingerprints != NULL ? prints_make(l, p, &n) : NULL;
@@ -62,9 +62,19 @@ static int published_tell(struct lease *l, uint64_t cookie)
     r.n_prints = n;
     r.expected = p->expected;
     r.n_expected = p->n_expected;
+    p->refs++; /* it may be released at once */
     int code = node_tell(l->service, &r);
+    publication_unref(p);
     mem_free(prints);
     return code;
+}
+
+void lease_publish_ends(struct lease *l, uint64_t version)
+{
+    if (l->published == NULL || l->published->version > version)
+        return;
+    publication_unref(l->published);
+    l->published = NULL;
 }
 
 void lease_publish_again(struct lease *l)
@@ -94,7 +104,7 @@ static void publish_finish(struct lease *l, int code, const char *text)
     p->id = publication_name(l, p);
     publication_unref(l->published);
     l->published = p;
-    l->waits_for = p->version;
+    l->published_before = l->waits_for = p->version;
     l->waits_push = p->push;
     code = published_tell(l, cookie);
     if (code != 0)

@@ -104,21 +104,27 @@ static void on_stream_end(struct attach_stream *st, bool evicted, int code, cons
     x->code = code;
 }
 
-/* Of the destination's rank 0. */
-static int hello(struct stream *x, uint64_t resume)
+/* Of that side's rank 0. */
+static int hello_of(struct stream *x, enum refit_side side, uint64_t resume)
 {
     struct err e = {0};
-    const struct layout *layout = w.destination->layout;
+    bool source = side == REFIT_SOURCE;
+    const struct layout *layout = (source ? w.source : w.destination)->layout;
     struct attach_hello h = {.model = "m",
-                             .side = REFIT_DESTINATION,
+                             .side = side,
                              .layout_name = layout->name,
                              .layout_digest = layout->digest,
-                             .receive = REFIT_STAGED_RECEIVE,
+                             .receive = source ? REFIT_RECEIVE_NONE : REFIT_STAGED_RECEIVE,
                              .asleep = true,
                              .resume = resume};
     *x = (struct stream){
         .st = {.attached = on_stream_attached, .tell = on_stream_tell, .end = on_stream_end}};
     return op_attach_hello(w.service, client_id, &h, &x->st, &e);
+}
+
+static int hello(struct stream *x, uint64_t resume)
+{
+    return hello_of(x, REFIT_DESTINATION, resume);
 }
 
 static void attach_done(struct stream *x)
@@ -382,6 +388,59 @@ START_TEST(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_fir
 }
 END_TEST
 
+/* Fingerprints need a data plane; without them its memory need not be there. */
+static struct refit_worker *source_open(struct stream *st)
+{
+    attach_world_open();
+    (void)snprintf(w.config.verify, sizeof w.config.verify, "off");
+    ck_assert_int_eq(hello_of(st, REFIT_SOURCE, 0), 0);
+    attach_done(st);
+    struct lease *l = only_lease();
+    struct refit_worker *worker = refit_find_worker(decider_find(w.c, "m")->refit, l->id);
+    l->asleep = worker->asleep = false;
+    return worker;
+}
+
+static void releases(struct lease *l, uint64_t version, uint32_t push)
+{
+    struct err e = {0};
+    struct call x = {.waiter.done = on_call_done};
+    ck_assert_int_eq(
+        op_withdraw(w.service, client_id, l->id, version, push, false, "", &x.waiter, &e), 0);
+    ck_assert_uint_eq(x.n_done, 1);
+    ck_assert_int_eq(x.code, 0);
+}
+
+static void new_session(void)
+{
+    w.service->session = ++w.service->sessions;
+    leases_tell(w.service);
+}
+
+/* It has been written since: nobody may read it, and no version is made of it. */
+START_TEST(what_has_been_released_is_not_published_again_by_a_new_session)
+{
+    struct stream st;
+    struct call x = {.waiter.done = on_call_done};
+    struct err e = {0};
+    const struct refit_worker *worker = source_open(&st);
+    struct lease *l = only_lease();
+    ck_assert_int_eq(lease_publish(l, 7, 1, NULL, NULL, 0, &x.waiter, &e), 0);
+    ck_assert_uint_eq(x.n_done, 1);
+    ck_assert_int_eq(x.code, 0);
+    ck_assert(worker->published == 7 && !worker->released);
+    new_session();
+    ck_assert(worker->published == 7 && !worker->released);
+    releases(l, 7, 1);
+    ck_assert(worker->published == 7 && worker->released);
+    new_session();
+    ck_assert(worker->published == 7 && worker->released);
+    ck_assert_uint_eq(l->published_before, 7); /* what a coordinator that starts hears of it */
+    op_attach_closed(&st.st, true);
+    attach_world_close();
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(who_goes_before_the_answer_leaves_the_rank_free)                                             \
     X(a_sleeper_whose_waking_comes_to_nothing_is_known_again)                                      \
@@ -390,6 +449,7 @@ END_TEST
     X(an_answer_to_a_stream_that_has_broken_does_not_make_its_lease_live)                          \
     X(who_resumes_while_the_coordinator_is_away_keeps_its_lease)                                   \
     X(who_waits_for_its_answer_is_bound_to_a_new_data_plane_too)                                   \
-    X(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_first_time)
+    X(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_first_time)                \
+    X(what_has_been_released_is_not_published_again_by_a_new_session)
 
 #include "test/lib/main.h"
