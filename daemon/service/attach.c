@@ -507,8 +507,10 @@ static void attach_again(struct lease *l)
     memory_tell(l, WIRE_LIVE, &r.event.attached.live, &r);
     if (l->receive == REFIT_STAGED_RECEIVE)
         memory_tell(l, WIRE_SHADOW, &r.event.attached.shadow, &r);
-    if (report_ask(l, &r, awaited ? on_attached : on_attached_again, &e) == 0)
-        lease_publish_again(l);
+    if (report_ask(l, &r, awaited ? on_attached : on_attached_again, &e) != 0)
+        return;
+    lease_publish_again(l);
+    lease_withdraw_again(l);
 }
 
 static struct lease *untold(struct service *s)

@@ -389,6 +389,7 @@ static void on_freed(uv_handle_t *h)
         (void)close(l->dtypes_fd);
     publication_unref(l->published);
     layout_entry_unref(l->layout);
+    mem_free(l->withdrawn.reason);
     mem_free(l->sums);
     mem_free(l->segments);
     mem_free(l);

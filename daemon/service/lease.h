@@ -28,6 +28,8 @@ int lease_publish(struct lease *l, uint64_t version, uint32_t push, const uint8_
 void lease_publish_ends(struct lease *l, uint64_t version);
 /* Reports what it has published, and what has not been released since, once more. */
 void lease_publish_again(struct lease *l);
+/* ops.c. Tells the coordinator once more what its client has withdrawn. */
+void lease_withdraw_again(struct lease *l);
 /* The publish that is going on ends so. */
 void lease_publish_refuse(struct lease *l, int code, const char *text);
 

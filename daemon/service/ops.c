@@ -171,9 +171,31 @@ int op_publish(struct service *s, uint64_t client, uint64_t worker, uint64_t ver
 {
     struct lease *l = NULL;
     int r = lease_awake(s, client, worker, &l, e);
+    if (r == 0 && (version != l->withdrawn.version || push > l->withdrawn.push))
+        l->withdrawn.version = 0; /* that push is over */
     return r != 0 ? r : lease_publish(l, version, push, event, expected, n_expected, w, e);
 }
 
+static struct node_report withdrawal(const struct lease *l, bool again)
+{
+    struct node_report r = report_of(l, REFIT_EV_WITHDRAW);
+    r.event.withdraw.worker = l->id;
+    r.event.withdraw.version = l->withdrawn.version;
+    r.event.withdraw.push = l->withdrawn.push;
+    r.event.withdraw.again = again;
+    r.event.withdraw.reason = l->withdrawn.reason;
+    return r;
+}
+
+void lease_withdraw_again(struct lease *l)
+{
+    if (l->withdrawn.version == 0)
+        return;
+    struct node_report r = withdrawal(l, true);
+    (void)node_tell(l->service, &r); /* where it fails, so has the session */
+}
+
+/* The coordinator may be away, or forget it by a restart: it is told again with the lease. */
 int op_withdraw(struct service *s, uint64_t client, uint64_t worker, uint64_t version,
                 uint32_t push, bool again, const char *reason, struct waiter *w, struct err *e)
 {
@@ -181,12 +203,14 @@ int op_withdraw(struct service *s, uint64_t client, uint64_t worker, uint64_t ve
     int r = lease_own(s, client, worker, &l, e);
     if (r != 0)
         return r;
-    struct node_report report = report_of(l, REFIT_EV_WITHDRAW);
-    report.event.withdraw.worker = worker;
-    report.event.withdraw.version = version;
-    report.event.withdraw.push = push;
-    report.event.withdraw.again = again;
-    report.event.withdraw.reason = reason;
+    char *kept = mem_strdup(reason);
+    if (kept == NULL)
+        return err_set(e, RS_ENOMEM, "no memory to withdraw");
+    mem_free(l->withdrawn.reason);
+    l->withdrawn.version = version;
+    l->withdrawn.push = push;
+    l->withdrawn.reason = kept;
+    struct node_report report = withdrawal(l, again);
     return node_ask(s, &report, w, e);
 }
 

@@ -115,10 +115,15 @@ struct lease {
     uint64_t opened;                     /* live memory was being written with that version */
     uint64_t waits_for;                  /* see REFIT_EV_ATTACHED */
     uint32_t waits_push;                 /* the push that `waits_for` belongs to */
-    bool again;                          /* see REFIT_EV_ATTACHED */
-    uint64_t published_before;           /* … as `published` */
-    uint64_t held, applied;              /* by the decider's last word */
-    bool torn;                           /* live memory is partly written */
+    struct {
+        uint64_t version; /* 0: nothing */
+        uint32_t push;
+        char *reason; /* owned */
+    } withdrawn; /* by its client, and no later push published since: for the coordinators to come */
+    bool again;  /* see REFIT_EV_ATTACHED */
+    uint64_t published_before; /* … as `published` */
+    uint64_t held, applied;    /* by the decider's last word */
+    bool torn;                 /* live memory is partly written */
     bool asleep; /* it has no memory: what is still mapped is let go as soon as nothing uses it */
     uint64_t sleep_cookie; /* of who waits for that; 0: nobody */
     struct segment **segments;

@@ -244,6 +244,17 @@ static inline void publish(uint32_t rank, uint64_t version)
     ck_assert_uint_eq(g->o.value, 500 + rank);
 }
 
+/* As part of its first push of the version. */
+static inline void push(uint32_t rank, uint64_t version)
+{
+    struct node_report r = event_of(REFIT_EV_PUBLISHED);
+    publish(rank, version);
+    r.event.published.worker = 100 * TRAINER + rank;
+    r.event.published.version = version;
+    r.event.published.push = 1;
+    coordinator_report(w.c, TRAINER, &r);
+}
+
 static inline void say(uint32_t node, enum refit_event_type type, uint64_t attempt)
 {
     struct node_report r = event_of(type);

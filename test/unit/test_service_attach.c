@@ -441,6 +441,74 @@ START_TEST(what_has_been_released_is_not_published_again_by_a_new_session)
 }
 END_TEST
 
+/* Of the source's rank 0. */
+static struct lease *attach_source_sleeper(struct stream *x)
+{
+    struct err e = {0};
+    const struct layout *layout = w.source->layout;
+    struct attach_hello h = {.model = "m",
+                             .side = REFIT_SOURCE,
+                             .layout_name = layout->name,
+                             .layout_digest = layout->digest,
+                             .receive = REFIT_RECEIVE_NONE,
+                             .asleep = true};
+    *x = (struct stream){
+        .st = {.attached = on_stream_attached, .tell = on_stream_tell, .end = on_stream_end}};
+    ck_assert_msg(op_attach_hello(w.service, client_id, &h, &x->st, &e) == 0, "%s", e.text);
+    attach_done(x);
+    ck_assert_uint_eq(x->n_attached, 1);
+    return x->st.lease;
+}
+
+static int withdraw_version(const struct lease *l, struct call *x, const char *reason)
+{
+    struct err e = {0};
+    *x = (struct call){.waiter.done = on_call_done};
+    return op_withdraw(w.service, client_id, l->id, 1, 1, false, reason, &x->waiter, &e);
+}
+
+START_TEST(what_was_withdrawn_while_the_coordinator_was_away_is_told_when_it_is_back)
+{
+    struct stream st;
+    struct call call;
+    attach_world_open();
+    node_comes(TRAINER);
+    attach(TRAINER, 1);
+    push(1, 1);
+    struct lease *l = attach_source_sleeper(&st);
+    w.service->session = 0;
+    ck_assert_int_eq(withdraw_version(l, &call, "a slip"), RS_EUNAVAIL);
+    ck_assert_int_eq(withdraw_version(l, &call, "its options are wrong"), RS_EUNAVAIL);
+    ck_assert_uint_eq(count(TRAINER, NODE_ORDER_TELL), 0);
+    w.service->session = w.service->sessions = 2;
+    leases_tell(w.service);
+    const struct got *g = expect(TRAINER, NODE_ORDER_TELL);
+    ck_assert_int_eq((int)g->o.tell, REFIT_TELL_WITHDRAWN);
+    ck_assert_msg(strstr(g->text, "its options are wrong") != NULL, "%s", g->text);
+    op_attach_closed(&st.st, true);
+    attach_world_close();
+}
+END_TEST
+
+START_TEST(what_was_withdrawn_is_told_again_until_the_next_push)
+{
+    struct stream st;
+    struct call call;
+    struct err e = {0};
+    attach_world_open();
+    struct lease *l = attach_source_sleeper(&st);
+    ck_assert_int_eq(withdraw_version(l, &call, "its options are wrong"), 0);
+    l->asleep = false; /* what it publishes here the coordinator refuses all the same */
+    (void)op_publish(w.service, client_id, l->id, 1, 1, NULL, NULL, 0, &call.waiter, &e);
+    ck_assert_uint_eq(l->withdrawn.version, 1); /* of the same push */
+    (void)op_publish(w.service, client_id, l->id, 1, 2, NULL, NULL, 0, &call.waiter, &e);
+    ck_assert_uint_eq(l->withdrawn.version, 0);
+    l->asleep = true;
+    op_attach_closed(&st.st, true);
+    attach_world_close();
+}
+END_TEST
+
 #define TESTS(X)                                                                                   \
     X(who_goes_before_the_answer_leaves_the_rank_free)                                             \
     X(a_sleeper_whose_waking_comes_to_nothing_is_known_again)                                      \
@@ -450,6 +518,8 @@ END_TEST
     X(who_resumes_while_the_coordinator_is_away_keeps_its_lease)                                   \
     X(who_waits_for_its_answer_is_bound_to_a_new_data_plane_too)                                   \
     X(who_publishes_again_after_a_broken_session_gets_the_answer_of_the_first_time)                \
-    X(what_has_been_released_is_not_published_again_by_a_new_session)
+    X(what_has_been_released_is_not_published_again_by_a_new_session)                              \
+    X(what_was_withdrawn_while_the_coordinator_was_away_is_told_when_it_is_back)                   \
+    X(what_was_withdrawn_is_told_again_until_the_next_push)
 
 #include "test/lib/main.h"

@@ -163,16 +163,6 @@ START_TEST(a_node_that_comes_back_without_a_worker_has_lost_it_and_keeps_the_oth
 }
 END_TEST
 
-static void push(uint32_t rank, uint64_t version)
-{
-    struct node_report r = event_of(REFIT_EV_PUBLISHED);
-    publish(rank, version);
-    r.event.published.worker = 100 * TRAINER + rank;
-    r.event.published.version = version;
-    r.event.published.push = 1;
-    coordinator_report(w.c, TRAINER, &r);
-}
-
 /* Its process is there all the same, and may go on: what its peers have published is not given up. */
 START_TEST(a_source_whose_daemon_was_restarted_does_not_end_the_push_of_its_peers)
 {
