@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "client/worker.h"
+#include "layout/layout.h"
 
 #include "base/banned.h"
 
@@ -70,16 +71,36 @@ static int try_withdraw(struct link *l, uint64_t worker, uint64_t deadline_ns, v
                         deadline_ns, e);
 }
 
-/* As a daemon takes it: so many bytes of whole characters, on one line. */
+/* How many bytes the character at s has that a daemon takes; 0: none that it does. */
+static size_t printable(const char *s, size_t n)
+{
+    for (size_t length = 1; length <= 4 && length <= n; length++)
+        if (layout_name_valid(s, length))
+            return length;
+    return 0;
+}
+
+/* As a daemon takes it: so many bytes of whole characters, on one line, '?' for what can't be printed. */
 static void reason_clean(const char *reason, char to[REASON_MOST_BYTES + 1])
 {
     size_t n = reason != NULL ? strnlen(reason, REASON_MOST_BYTES + 1) : 0;
     if (n > REASON_MOST_BYTES)
         for (n = REASON_MOST_BYTES; n > 0 && ((unsigned char)reason[n] & 0xC0) == 0x80;)
             n--;
-    for (size_t i = 0; i < n; i++)
-        to[i] = (unsigned char)reason[i] < 0x20 || reason[i] == 0x7F ? ' ' : reason[i];
-    to[n] = '\0';
+    size_t out = 0;
+    for (size_t i = 0; i < n;) {
+        size_t length = printable(reason + i, n - i);
+        if (length > 0) {
+            memcpy(to + out, reason + i, length);
+            out += length;
+            i += length;
+            continue;
+        }
+        to[out++] = (unsigned char)reason[i] < 0x20 || reason[i] == 0x7F ? ' ' : '?';
+        for (i++; i < n && ((unsigned char)reason[i] & 0xC0) == 0x80;) /* the rest of it */
+            i++;
+    }
+    to[out] = '\0';
 }
 
 /* For the daemons to come, from before the first is asked: it may end over it. */

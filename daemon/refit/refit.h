@@ -235,7 +235,7 @@ struct refit_worker {
     bool released;         /* `published` may have been overwritten since */
     uint64_t released_ns;  /* when it was told so last; 0: never */
     uint64_t claimed;      /* published to an earlier start or lease; it waits for the release */
-    /* The number of its push of `published` (or `claimed`) that this belongs to; 0: of none, nobody waits. See push.c */
+    /* The number of its push of `published` (or `claimed`) that this belongs to; 0: of none, it is not withdrawn. See push.c */
     uint32_t push;
     uint64_t push_ns;                     /* since when it waits */
     uint64_t push_version, push_since_ns; /* of what `push` is, and when it was first heard of */

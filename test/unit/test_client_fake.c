@@ -289,6 +289,22 @@ START_TEST(a_publication_says_of_which_push_it_is_and_old_news_of_the_version_is
 }
 END_TEST
 
+/* Latin-1, a line separator, half a character: a daemon refuses them, and the others would hear nothing. */
+START_TEST(a_reason_that_is_no_printable_text_is_withdrawn_with_as_a_daemon_takes_it)
+{
+    struct rank trainer = {0};
+    start();
+    rank_attach(&trainer, "m", RESHARD_SOURCE, false);
+    reshard_push_begin(trainer.worker, 3);
+    OK(reshard_publish(trainer.worker, 3, NULL, 0, 0, &ok_error));
+    OK(reshard_withdraw(trainer.worker, 3, "caf\xE9 au\xE2\x80\xA8lait, \xC3\xA9\tx\xE2\x80", 0,
+                        &ok_error));
+    await_log("\"reason\": \"caf? au?lait, \\u00e9 x?\"", 1);
+    rank_close(&trainer);
+    stop();
+}
+END_TEST
+
 START_TEST(what_was_withdrawn_is_said_again_to_a_restarted_daemon_until_the_next_push)
 {
     struct rank trainer = {0};
@@ -602,6 +618,7 @@ END_TEST
     X(a_version_goes_from_publish_to_commit_and_apply)                                             \
     X(a_restarted_daemon_gets_hello_segments_and_what_the_memory_holds_again)                      \
     X(a_publication_says_of_which_push_it_is_and_old_news_of_the_version_is_dropped)               \
+    X(a_reason_that_is_no_printable_text_is_withdrawn_with_as_a_daemon_takes_it)                   \
     X(what_was_withdrawn_is_said_again_to_a_restarted_daemon_until_the_next_push)                  \
     X(who_sleeps_does_not_hold_what_it_is_asked_to_accept)                                         \
     X(a_slow_daemon_is_waited_for_and_gets_each_segment_once)                                      \
