@@ -259,8 +259,9 @@ static void turn_away(struct rpc_listener *l)
     l->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* A link that is cut says nothing. The other end's kernel is asked, which answers however busy or halted its process is: after 3 s
- * without an answer the connection is broken. */
+/* A link that is cut says nothing. Where nothing is on its way, the other end's kernel is asked, which answers however busy or halted
+ * its process is: after 3 s without an answer the connection is broken. Bytes that are on their way are sent again instead, and the
+ * owner's ping tells. */
 static void tcp_set(int fd)
 {
     static const struct {

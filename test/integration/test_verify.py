@@ -138,7 +138,11 @@ class OnTheWay(Case):
 
     def test_a_flipped_bit_is_blamed_on_its_box(self):
         places = {str(self.caught(f"flipped-bit:{n}")) for n in (1, 4, 7)}
-        self.assertGreater(len(places), 1)  # not the same one each time
+        for n in (2, 3, 5, 6, 8, 9):  # which box the n-th copy is of is not the same each time
+            if len(places) > 1:
+                return
+            places.add(str(self.caught(f"flipped-bit:{n}")))
+        self.assertGreater(len(places), 1)  # not one box whatever was flipped
 
     def test_a_lost_chunk_is_blamed_on_its_box(self):
         for n in (1, 5):
