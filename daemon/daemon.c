@@ -138,9 +138,9 @@ static uint64_t refused_count(void *server)
     return rpc_server_n_refused(server);
 }
 
-/* For connections whose other end has lost its mind; 20 s is gRPC's own. Nothing of ours waits for that: a client that dies is told
- * by its pidfd, a member that is silent by its beats, a cut link on which nothing is sent by the kernel (rpc_listen.c). One that has had no CPU for
- * some seconds, or stands in a debugger, keeps its workers. */
+/* For connections whose other end is there and says nothing; 20 s is gRPC's own. Nothing of ours waits for that: a client that dies
+ * is told by its pidfd, a member that is silent by its beats, a cut link on which nothing is sent by the kernel (rpc_listen.c). One
+ * that has had no CPU for some seconds, or stands in a debugger, keeps its workers. */
 enum { PING_MS = 1000, PING_ANSWER_MS = 20000 };
 
 /* On the node's own address in [cluster], besides what [daemon] says. */
