@@ -373,6 +373,7 @@ check-sim: $(BUILD)/test/sim
 
 check-floors:
 	scripts/check-floors
+	scripts/mutants --check
 
 lint: check-floors
 	clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h')

@@ -67,7 +67,7 @@ ABORT = [
     mutant("late-blame-is-lost", "who is named as wrong after the attempt was called off is distrusted too", "abort.c",
            "        (phase >= REFIT_STAGED && phase != REFIT_ABORTING))", "        phase >= REFIT_STAGED)"),
     mutant("blamed-node-is-believed", "a node that was found to differ does not hold the version", "abort.c",
-           "    if (code == RS_EDATALOSS && !known)\n        distrust_node(r, n->node);\n", ""),
+           "    if (code == RS_EDATALOSS && !known && written)\n        distrust_node(r, n->node);\n", ""),
     mutant("blamed-live-is-not-torn", "live memory that fed and was found to differ is torn", "abort.c",
            "    if (w->receive == REFIT_IN_PLACE || w->feeding == REFIT_FEED_LIVE) {", "    if (w->receive == REFIT_IN_PLACE) {"),
     mutant("failed-comes-again", "an instance that failed is left out of the version's later attempts", "abort.c",
@@ -465,7 +465,7 @@ PUSH = [
            "w->withdrawn || is_open(r, version))\n            continue;", "w->withdrawn)\n            continue;"),
     mutant("missing-for-ever", "who is not there is waited for until the prepare deadline", "push.c",
            "    if (s->ev->now_ns < at_ns) {", "    if (s->ev->now_ns < UINT64_MAX) {"),
-    mutant("overtaken-waits", "who waits for less than what is committed hears so", "push.c",
+    mutant("overtaken-push-waits", "who waits for less than what is committed hears so", "push.c",
            "    if (version < r->committed)\n        return step_text", "    if (version == 0)\n        return step_text"),
     mutant("late-for-the-commit", "who publishes for a push that was committed without it has its memory back", "push.c",
            "            w->push > v->push)\n            v->push = w->push;", "            w->push > v->push && w->gone)\n            v->push = w->push;"),
@@ -478,7 +478,7 @@ PUSH = [
     mutant("refused-again-releases", "a submit of the committed version that is refused ends no push", "side.c",
            "            (w->push != 0 && !v->taken_again && differs == NULL)) /* who", "            (w->gone)) /* who"),
     mutant("withdrawal-lost", "what was told while a stream was broken is told again", "workers.c",
-           "    push_begins(w, s->ev->attached.push, s->ev->now_ns);\n", ""),
+           "    push_begins(w, waits_for, s->ev->attached.push, s->ev->now_ns);\n", ""),
 ]
 
 MUTANTS = COMMIT + ABORT + ATTEMPT + QUEUE + NODES + MEMBER + SIDE + WORKERS + SLEEP + PUSH
