@@ -388,9 +388,9 @@ RESHARD_API int reshard_publish_after(struct reshard_worker *worker, uint64_t ve
 RESHARD_API void reshard_push_begin(struct reshard_worker *worker, uint64_t version);
 
 /* "My side gives this version up": to be said by the worker that submits where reshard_submit was refused, or where it fails
- * otherwise and does not try again. reason (NULL: none; cut after 512 bytes) is for the others, who hear RESHARD_EVENT_WITHDRAWN. What is on its way for the
- * version goes on; else this worker, too, hears RESHARD_EVENT_SOURCE_RELEASED. Said again by the library to a daemon that was
- * restarted, until the next push begins. */
+ * otherwise and does not try again. reason (NULL: none; cut after 512 bytes) is for the others, who hear
+ * RESHARD_EVENT_WITHDRAWN. What is on its way for the version goes on; else this worker, too, hears
+ * RESHARD_EVENT_SOURCE_RELEASED. Said again to a daemon that was restarted, until the next push begins. */
 RESHARD_API int reshard_withdraw(struct reshard_worker *worker, uint64_t version,
                                  const char *reason, uint32_t timeout_ms, struct reshard_error *e);
 

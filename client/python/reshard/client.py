@@ -502,8 +502,8 @@ class Worker:
         The newest committed version with the same content is nothing new: it returns when newcomers of now have been fed from it;
         with other weights it is AlreadyExists. Where the worker that submits raises (its submit is refused, …), it withdraws the
         version, and the others raise Aborted (AlreadyExists, where it is committed) at once with its reason; where another's
-        submission of that version is on its way, when that has ended. So do all where one of them leaves before the submit; where one is not there, when the daemon's
-        prepare timeout is over. Every worker calls it equally often for a version.
+        submission of that version is on its way, when that has ended. So do all where one of them leaves before the submit; where
+        one is not there, when the daemon's prepare timeout is over. Every worker calls it equally often for a version.
         Client.wait tells whether the version was committed, too."""
         native.get("push_begin", self._open, version)
         try:
